@@ -1,0 +1,254 @@
+"""The nouns. Frozen, in the domain's words, true once built: no half-filled values, no `None` for "not yet".
+
+Bytes are integers, durations are seconds, times are ISO-8601 UTC strings. Paths on hosts are `str` in the host's own
+notation: a host's path is never joined with a local one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+Role = Literal["train", "eval"]
+TransportName = Literal["auto", "fabric", "openssh", "local"]
+RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Time limits in seconds; settings, so that tests need not wait minutes."""
+
+    connect: float = 10.0
+    """until a host has answered and let us in"""
+    heartbeat: float = 3.0
+    """between two signs of life, in both directions"""
+    dead: float = 15.0
+    """silence after which the controller takes a path to be dead"""
+    agent_dead: float = 20.0
+    """silence after which the agent ends, with all that it started"""
+    question: float = 120.0
+    """the longest that one question may take"""
+    poll: float = 1.0
+    """between two looks at a running evaluation"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an evaluation may use. `None` means the host's own size."""
+
+    threads: int | None = None
+    memory: int | None = None
+    """bytes"""
+    wall: float | None = None
+    """seconds"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine, reached under an ssh alias or `user@host[:port]`, or this machine (`transport: local`)."""
+
+    name: str
+    ssh: str
+    """ssh target; the name itself where the inventory gives none"""
+    roles: frozenset[Role]
+    transport: TransportName = "auto"
+    python: str = "python3"
+    workdir: str = "~/orch"
+    """where orch keeps its files on an evaluation host"""
+    root: Path | None = None
+    """only for `transport: local`: the home of relative paths and of ~"""
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRule:
+    """How to recognise the training process: exactly one of the three is given."""
+
+    match: str | None = None
+    """a substring of the command line"""
+    pid: int | None = None
+    pidfile: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A live run on one or more hosts; the first host holds the checkpoints."""
+
+    name: str
+    hosts: tuple[str, ...]
+    checkpoints: str
+    """root folder of the checkpoints on the first host"""
+    layout: str | None = None
+    """name of a layout, or a pattern like `step_{step}/checkpoint.pt`; recognised where not given"""
+    process: ProcessRule | None = None
+    log: str | None = None
+    progress: str | None = None
+    """name of a preset, or a regular expression with named groups step, epoch, loss, rate, unit"""
+    source: str | None = None
+    """folder of the training's source tree, whose git state is recorded"""
+    job: str | None = None
+    eval_host: str | None = None
+    gpus: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """role name -> GPU indices"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All hosts and training runs, from one hosts.yaml."""
+
+    path: Path
+    hosts: Mapping[str, Host]
+    runs: Mapping[str, TrainingRun]
+    timeouts: Timeouts = Timeouts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSource:
+    """Where an environment value comes from, resolved on the laptop at the start of a run. Files hold only this."""
+
+    kind: Literal["env", "file", "command"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRule:
+    """How to read what a job wrote."""
+
+    file: str = "eval_results.json"
+    headline: str | None = None
+    """dotted path of the headline number in the result file"""
+    better: Literal["higher", "lower"] = "higher"
+    items: str | None = None
+    item_id: str = "id"
+    item_value: str | None = None
+    """dotted path of each item's value: what intervals and paired differences are computed from"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A recipe for evaluating a checkpoint: one file in jobs/. It names no host and is never an execution."""
+
+    name: str
+    path: Path
+    harness_local: Path
+    harness_remote: str
+    command: tuple[str, ...]
+    """argv with {python}, {checkpoint}, {result} and {data.NAME}"""
+    data: Mapping[str, str] = EMPTY
+    """name -> path on the evaluation host; relative ones are relative to harness_remote"""
+    ship: Literal["model", "whole"] = "model"
+    model_key: str | None = None
+    """which key of the file holds the model, where that can't be found"""
+    env: Mapping[str, str | ValueSource] = field(default_factory=lambda: MappingProxyType({}))
+    result: ResultRule = ResultRule()
+    limits: Limits = Limits()
+    server: str | None = None
+    """URL of the reference server that the evaluation needs, checked before the start from the evaluation host"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Complete weights at a path on a host. A save still being written is not a Checkpoint."""
+
+    host: str
+    root: str
+    path: str
+    """relative to root, as in CONTRACT: the file in one-file layouts, else the folder"""
+    step: int
+    bytes: int
+    ship_bytes: int
+    """what evaluation needs of it"""
+    identity: str
+    """opaque; equal exactly when the content is"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessFile:
+    """One file of a harness: path relative to its folder, permission bits, sha256 (hex), size."""
+
+    path: str
+    mode: int
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harness:
+    """One version of the evaluation scripts, named by the digest of its manifest (path, mode, sha256)."""
+
+    digest: str
+    files: tuple[HarnessFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of a Job on a Host for a Checkpoint: one folder on the host, one id."""
+
+    id: str
+    job: str
+    host: str
+    run: str | None
+    """name of the training run that the checkpoint comes from"""
+    step: int
+    state: RunState
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    started_at: str | None = None
+    ended_at: str | None = None
+    checkpoint: str = ""
+    """identity of the checkpoint"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The training process before, during and after, and the verdict."""
+
+    verdict: Literal["undisturbed", "changed", "ended", "not_observed"]
+    reasons: tuple[str, ...]
+    windows: tuple[Mapping[str, object], ...]
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number and, where the items allow one, its 95% interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """What made a result."""
+
+    checkpoint: str
+    harness: str
+    job: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a Run measured, with the digests of all that made it and the receipt of the training it was taken from."""
+
+    id: str
+    run: str
+    """name of the training run"""
+    job: str
+    host: str
+    step: int
+    headline_name: str
+    headline: Estimate | None
+    baseline: Estimate | None
+    verdict: Literal["better", "worse", "no_difference"] | None
+    digests: Digests
+    receipt: Receipt
+    ended_at: str
+    folder: Path
+    """the laptop's copy of the run's small files"""
