@@ -1,6 +1,7 @@
 """Every error that a user can cause or meet. Raised where the facts are, caught once in cli.py.
 
-Each class carries the exit code that docs/exit-codes.md lists. A message says what and where; `hint` says what to type next.
+Each class carries the exit code that docs/exit-codes.md lists. A message says what and
+where; `hint` says what to type next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The one narrow door to a host: a Connection runs commands (argv lists, bytes in, bytes out) and opens channels.
 
 Three implementations pass one conformance suite (tests/hosts/test_conformance.py): fabric, openssh, local.
-A command's own failure is a value (`Completed.exit`); a lost transport is an exception (`ConnectionLost`), never a result.
+A command's own failure is a value (`Completed.exit`); a lost transport is an exception (`ConnectionLost`), never a
+result.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Channel(Protocol):
         """
 
     def write(self, data: bytes | memoryview) -> None:
-        """All of `data` to stdin. Raises BrokenPipeError when the command no longer reads, ConnectionLost when the transport died."""
+        """All of `data` to stdin. Raises BrokenPipeError when the command no longer reads, ConnectionLost as above."""
 
     def close_stdin(self) -> None:
         """EOF to the command. May be called twice."""
@@ -70,7 +71,10 @@ class Connection(Protocol):
         """
 
     def open(self, argv: Sequence[str], *, bulk: bool = False) -> Channel:
-        """Start one command with open pipes. `bulk` announces many bytes: they go through an `ssh` process where OpenSSH is there."""
+        """Start one command with open pipes.
+
+        `bulk` announces many bytes: they go through an `ssh` process where OpenSSH is there.
+        """
 
     def close(self) -> None:
         """End the connection and what belongs to it. Never raises."""

@@ -1,0 +1,44 @@
+"""The agent as one text: all its modules' sources and their loader, sent over stdin with each question."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from pathlib import Path
+
+import remote_payload
+
+STAGE = (
+    "import sys,zlib;"
+    'sys.version_info<(3,8)and sys.exit("orch-old-python %d.%d"%sys.version_info[:2]);'
+    "i=sys.stdin.buffer;n=int(i.readline());s=zlib.decompress(i.read(n)).decode();"
+    'g={"__name__":"agent"};exec(s,g);g["main"](i,s)'
+)
+"""No quote, backslash, dollar, `!` or newline that a login shell could read its own way."""
+
+
+@cache
+def source() -> str:
+    """Python source that, executed with __name__ == "agent", makes remote_payload.agent importable."""
+    root = Path(remote_payload.__file__).parent
+    sources = {"remote_payload.__init__": ""}
+    for file in sorted((root / "agent").rglob("*.py")):
+        name = ".".join(("remote_payload", *file.relative_to(root).with_suffix("").parts))
+        sources[name] = file.read_text(encoding="utf-8")
+    loader = sources.pop("remote_payload.agent.loader")
+    return f"{loader}\nSOURCES.update({sources!r})\nimport sys\nsys.meta_path.insert(0, Sources())\n"
+
+
+@cache
+def preamble() -> bytes:
+    """What goes over stdin before the request: the length of the compressed bundle, a newline, the bundle."""
+    packed = zlib.compress(source().encode("utf-8"), 6)
+    return b"%d\n" % len(packed) + packed
+
+
+def start_argv(python: str) -> list[str]:
+    """The command that starts the agent with a host's python. A leading `~/` is the remote user's home."""
+    if python.startswith("~/"):
+        shell = 'p=$1; shift; exec "$HOME/$p" "$@"'
+        return ["/bin/sh", "-c", shell, "sh", python[2:], "-I", "-B", "-c", STAGE]
+    return [python, "-I", "-B", "-c", STAGE]

@@ -1,0 +1,79 @@
+"""One question, one answer, then gone: what runs on a host for as long as the controller listens.
+
+The controller starts `python3 -I -B -c STAGE` and sends over stdin: the length of a bundle, the bundle (all agent
+modules), a request frame, and from then on heartbeats. This side answers with progress, data and one last J frame, and
+lives on that heartbeat: silence or EOF on stdin ends it, with every process that it started.
+"""
+
+import os
+import sys
+import time
+import traceback
+from typing import Any, BinaryIO, Dict
+
+from remote_payload.agent import wire
+from remote_payload.agent.errors import AgentError
+from remote_payload.agent.talk import Talk
+
+# question -> module, function, whether it writes to the host
+QUESTIONS = {
+    "observe": ("questions_observe", "observe_answer", False),
+    "scan": ("questions_checkpoints", "scan_answer", False),
+    "send": ("questions_checkpoints", "send_answer", False),
+    "harness_read": ("harness", "harness_read_answer", False),
+    "harness_push": ("harness", "harness_push_answer", True),
+    "receive": ("staging", "receive_answer", True),
+    "launch": ("runs", "launch_answer", True),
+    "follow": ("runs", "follow_answer", False),
+    "collect": ("runs", "collect_answer", False),
+}
+
+
+def serve(stdin: BinaryIO, bundle: str) -> None:
+    """Read the request, answer it, exit. Never returns: 0 after an answer (errors are answers too)."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # stray prints can't break frames
+    out.write(wire.MARK)
+    frame = wire.read_frame(stdin.read)
+    if frame is None or frame[0] != wire.JSON:
+        os._exit(70)
+    request = wire.decode_json(frame[1])
+    talk = Talk(stdin, out, beat=float(request["beat"]), dead=float(request["dead"]), bundle=bundle)
+    talk.start()
+    began = time.monotonic()
+    message = _answer(request, talk)
+    message["seconds"] = round(time.monotonic() - began, 4)
+    talk.finish(message)
+
+
+def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
+    try:
+        if request["role"] == "train":
+            _stay_harmless()
+        module, function, writes = QUESTIONS[request["question"]]
+        if writes and request["role"] == "train":
+            raise AgentError("%s writes, and this is a training box" % request["question"], kind="refused")
+        loaded = __import__("remote_payload.agent." + module, fromlist=[function])
+        return {"answer": getattr(loaded, function)(request["args"], talk)}
+    except AgentError as error:
+        return {"error": {"kind": error.kind, "message": error.message, "hint": error.hint}}
+    except Exception:  # a bug: its traceback crosses the wire and lands in the controller's log file
+        return {"bug": traceback.format_exc()[-8000:]}
+
+
+def _stay_harmless() -> None:
+    """What a training box is owed: lowest priority, no file grows (the kernel holds that), no core, bounded memory."""
+    import resource
+
+    from remote_payload.agent.quiet import be_quiet
+
+    be_quiet()
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_DATA, 1 << 30),
+    ):
+        try:
+            resource.setrlimit(limit, (value, value))
+        except (ValueError, OSError) as error:
+            print("limit %d not set: %s" % (limit, error), file=sys.stderr)

@@ -1,0 +1,123 @@
+"""The agent's side of the conversation: frames in and out, the heartbeat that it lives on, and its children."""
+
+import os
+import queue
+import subprocess
+import threading
+import time
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+
+from remote_payload.agent import wire
+
+ENDED_BY_SILENCE = 71
+"""exit status when the controller was not heard for `dead` seconds, or closed stdin"""
+
+
+class Talk:
+    """What a question function gets beside its arguments.
+
+    Three threads stand beside the question: one reads frames, one sends heartbeats, one watches for silence.
+    """
+
+    def __init__(self, stdin: BinaryIO, out: BinaryIO, *, beat: float, dead: float, bundle: str) -> None:
+        self.bundle = bundle
+        """Python source that makes the agent's modules importable when executed with __name__ == "agent" """
+        self._stdin = stdin
+        self._out = out
+        self._beat = beat
+        self._dead = dead
+        self._write_lock = threading.Lock()
+        self._frames: "queue.Queue[Tuple[bytes, bytes]]" = queue.Queue(maxsize=16)
+        self._heard = time.monotonic()
+        self._storing = False
+        self._children: "List[subprocess.Popen[Any]]" = []
+
+    def start(self) -> None:
+        """Begin to read, beat and watch."""
+        for work in (self._read, self._send_beats, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+
+    # -- what questions use -------------------------------------------------------------------------------------
+
+    def progress(self, message: Dict[str, Any]) -> None:
+        """Tell the controller something before the answer."""
+        self._write(wire.encode_json({"progress": message}))
+
+    def send(self, data: bytes) -> None:
+        """A piece of a stream, at most wire.MAX_PAYLOAD. Blocks while the controller does not take it."""
+        self._write(wire.encode(wire.DATA, data))
+
+    def received(self) -> Iterator[bytes]:
+        """The pieces of the incoming stream, until its end."""
+        while True:
+            kind, payload = self._frames.get()
+            if kind == wire.END:
+                return
+            if kind != wire.DATA:
+                raise wire.WireError("expected a piece of a stream, got %r" % kind)
+            yield payload
+
+    def message(self) -> Dict[str, Any]:
+        """The controller's next message."""
+        kind, payload = self._frames.get()
+        if kind != wire.JSON:
+            raise wire.WireError("expected a message, got %r" % kind)
+        return wire.decode_json(payload)
+
+    def spawn(self, argv: List[str], **options: Any) -> "subprocess.Popen[Any]":
+        """A child process that ends with the agent."""
+        child = subprocess.Popen(argv, **options)
+        self._children.append(child)
+        return child
+
+    def finish(self, message: Dict[str, Any]) -> None:
+        """Send the last message and exit 0, ending what was spawned."""
+        self._write(wire.encode_json(message))
+        self._end(0)
+
+    # -- threads ------------------------------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        view = memoryview(frame)
+        try:
+            with self._write_lock:
+                while view:
+                    view = view[self._out.write(view) or 0 :]
+        except OSError:
+            self._end(ENDED_BY_SILENCE)
+
+    def _read(self) -> None:
+        while True:
+            frame = self._next_frame()
+            if frame is None:
+                self._end(ENDED_BY_SILENCE)
+                return
+            self._heard = time.monotonic()
+            if frame[0] != wire.BEAT:
+                self._storing = True  # a full queue keeps us from hearing beats: that is no silence
+                self._frames.put(frame)
+                self._heard = time.monotonic()
+                self._storing = False
+
+    def _next_frame(self) -> Optional[Tuple[bytes, bytes]]:
+        try:
+            return wire.read_frame(self._stdin.read)
+        except (wire.WireError, OSError, ValueError):
+            return None
+
+    def _send_beats(self) -> None:
+        while True:
+            time.sleep(self._beat)
+            self._write(wire.encode(wire.BEAT))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(1.0, self._dead / 4))
+            if not self._storing and time.monotonic() - self._heard > self._dead:
+                self._end(ENDED_BY_SILENCE)
+
+    def _end(self, status: int) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+        os._exit(status)
