@@ -252,3 +252,88 @@ class Result:
     ended_at: str
     folder: Path
     """the laptop's copy of the run's small files"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What lies at one place below a checkpoint root, complete or not."""
+
+    path: str
+    step: int | None
+    state: Literal["complete", "writing", "torn", "ignored"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One look at a checkpoint root: the latest complete checkpoint and everything that was passed over."""
+
+    host: str
+    root: str
+    layout: str | None
+    latest: Checkpoint | None
+    latest_age: float | None
+    """seconds since it was written, by its own host's clock"""
+    candidates: tuple[Candidate, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange:
+    """One difference between two harness folders, in three-way terms."""
+
+    path: str
+    change: Literal["added", "modified", "deleted", "mode", "extra"]
+    side: Literal["local", "remote", "both"]
+
+
+DriftState = Literal["in_sync", "local_ahead", "remote_edited", "both", "absent", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The harness on a host against the local one and against what was last synced."""
+
+    state: DriftState
+    local: Harness
+    remote: Harness | None
+    base: Harness | None
+    files: tuple[FileChange, ...]
+
+    @property
+    def overwrites_unknown(self) -> bool:
+        """Whether a push would replace what orch did not put there."""
+        return self.state in ("remote_edited", "both", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One step of a Plan."""
+
+    do: Literal["sync", "ship", "launch", "join", "nothing"]
+    why: str
+    bytes: int = 0
+    """that will cross to the evaluation host"""
+    route: str = ""
+    """which way they go"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a plan can't be carried out, and what would help."""
+
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a command will do and why. Nothing is done while anything is refused."""
+
+    checkpoint: Checkpoint | None
+    actions: tuple[Action, ...]
+    refused: tuple[Refusal, ...]
+
+    def action(self, do: str) -> Action | None:
+        """The step of that kind, if the plan has one."""
+        return next((action for action in self.actions if action.do == do), None)

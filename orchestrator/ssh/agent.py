@@ -213,15 +213,13 @@ def ask(
     *,
     role: Role,
     timeouts: Timeouts,
-    pieces: Iterable[bytes] = (),
+    pieces: Iterable[bytes] | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Put one question and return its answer; `pieces` are sent as a stream behind it."""
     with Conversation(connection, host, question, args, role=role, timeouts=timeouts) as conversation:
-        sent = False
-        for piece in pieces:
-            conversation.send(piece)
-            sent = True
-        if sent:
+        if pieces is not None:
+            for piece in pieces:
+                conversation.send(piece)
             conversation.finish_sending()
         return conversation.result(on_progress)

@@ -1,0 +1,113 @@
+"""The evaluation scripts here and on the host: their manifests, their difference, and making the host's equal to ours."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.answers import entries_of, harness_of
+from orchestrator.model import Drift, FileChange, Harness, Host, Job, Timeouts
+from orchestrator.ssh.agent import ask
+from orchestrator.ssh.connection import Connection
+from remote_payload.agent import manifest, wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDiff:
+    """How one file differs: unified diff lines, or a sentence where there is nothing to read (binary, mode, extra)."""
+
+    change: FileChange
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """What a sync did."""
+
+    paths: tuple[str, ...]
+    saved: str | None
+    """the folder on the host where replaced files went"""
+
+
+def local(job: Job) -> Harness:
+    """The local harness as it is now. Raises ConfigError for names and links that can't be synced."""
+    return harness_of(manifest.build(str(job.harness_local)))
+
+
+def drift(ours: Harness, theirs: Harness | None, base: Harness | None, extras: Sequence[str]) -> Drift:
+    """Three-way comparison: last synced, local, remote."""
+    compared = manifest.compare(
+        None if base is None else entries_of(base),
+        entries_of(ours),
+        None if theirs is None else entries_of(theirs),
+    )
+    files = [FileChange(path=row["path"], change=row["change"], side=row["side"]) for row in compared["files"]]
+    known = {change.path for change in files}
+    files += [FileChange(path=path, change="extra", side="remote") for path in extras if path not in known]
+    return Drift(state=compared["state"], local=ours, remote=theirs, base=base, files=tuple(files))
+
+
+def contents(
+    connection: Connection, host: Host, job: Job, paths: Sequence[str], timeouts: Timeouts
+) -> dict[str, bytes | None]:
+    """The host's versions of these files; None for one that is missing there or too large to show."""
+    args = {"remote": job.harness_remote, "paths": list(paths)}
+    answer = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)
+    return {
+        path: None if row.get("content") is None else base64.b64decode(row["content"])
+        for path, row in answer["files"].items()
+    }
+
+
+def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Iterator[FileDiff]:
+    """Each difference, whole files, host's version first. Pure but for reading the local files."""
+    for change in found.files:
+        if change.change in ("extra", "mode"):
+            yield FileDiff(change=change, lines=())
+            continue
+        path = root / change.path
+        ours = path.read_bytes() if path.is_file() else b""
+        yield FileDiff(change=change, lines=tuple(_unified(change.path, theirs.get(change.path) or b"", ours)))
+
+
+def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
+    try:
+        before, after = (text.decode("utf-8").splitlines(keepends=True) for text in (old, new))
+    except UnicodeDecodeError:
+        yield f"binary files differ: {len(old)} bytes there, {len(new)} here"
+        return
+    for line in difflib.unified_diff(before, after, f"host/{name}", f"local/{name}"):
+        yield line.rstrip("\n")
+
+
+def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: Timeouts) -> Pushed:
+    """Make the host's harness equal to the local one. Raises Refused when it changed since it was looked at."""
+    sent = [file for file in found.local.files if file.path in _to_send(found)]
+    args: dict[str, Any] = {
+        "remote": job.harness_remote,
+        "entries": entries_of(found.local),
+        "expected": None if found.remote is None else entries_of(found.remote),
+        "send": [file.path for file in sent],
+    }
+    pieces = (piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size))
+    answer = ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces)
+    return Pushed(paths=tuple(answer["pushed"]), saved=answer["saved"])
+
+
+def _to_send(found: Drift) -> set[str]:
+    theirs = {} if found.remote is None else {file.path: file for file in found.remote.files}
+    return {file.path for file in found.local.files if file.path not in theirs or theirs[file.path].sha256 != file.sha256}
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while size:
+            piece = file.read(min(size, wire.CHUNK))
+            if not piece:
+                return  # it shrank meanwhile: the host's hash check says so
+            size -= len(piece)
+            yield piece

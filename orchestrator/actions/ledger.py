@@ -1,0 +1,103 @@
+"""The laptop's memory: each finished run's small files in a folder, and an SQLite index over them that can be rebuilt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orchestrator.model import Digests, Estimate, Receipt, Result
+
+SCHEMA = 1
+TABLE = """
+CREATE TABLE IF NOT EXISTS results (
+  id TEXT NOT NULL, run TEXT NOT NULL, host TEXT NOT NULL, step INTEGER NOT NULL, ended_at TEXT NOT NULL,
+  folder TEXT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (id, host))
+"""
+
+
+def state_folder() -> Path:
+    """ORCH_HOME, else XDG_STATE_HOME/orch, else ~/.local/state/orch."""
+    if home := os.environ.get("ORCH_HOME"):
+        return Path(home)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "orch"
+
+
+class Ledger:
+    """Finished results under a state folder. Safe to open from several processes at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._index = sqlite3.connect(folder / "ledger.sqlite3", timeout=10)
+        self._index.execute(TABLE)
+        version = self._index.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._index.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._index.close()
+
+    def folder_of(self, host: str, run_id: str) -> Path:
+        """Where the small files of a run are kept."""
+        return self._folder / "runs" / host / run_id
+
+    def keep_files(self, host: str, run_id: str, files: Mapping[str, bytes]) -> Path:
+        """Write a run's collected files beside, then rename the folder into place; an earlier copy gives way."""
+        folder = self.folder_of(host, run_id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name, content in files.items():
+            temporary = folder / f".{name}.{os.getpid()}"
+            temporary.write_bytes(content)
+            temporary.replace(folder / name)
+        return folder
+
+    def add(self, result: Result) -> None:
+        """Record a result; the same run again replaces its row. The last file written says so in the run's folder."""
+        document = to_document(result)
+        self.keep_files(result.host, result.id, {"orch-result.json": json.dumps(document, indent=1).encode()})
+        with self._index:
+            self._index.execute(
+                "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?)",
+                (
+                    result.id,
+                    result.run,
+                    result.host,
+                    result.step,
+                    result.ended_at,
+                    str(result.folder),
+                    json.dumps(document),
+                ),
+            )
+
+    def results(self, run: str | None = None) -> list[Result]:
+        """All results, or those of one training run, by step then time."""
+        query = "SELECT document FROM results WHERE (?1 IS NULL OR run = ?1) ORDER BY step, ended_at"
+        return [from_document(json.loads(row[0])) for row in self._index.execute(query, (run,))]
+
+
+def to_document(result: Result) -> dict[str, Any]:
+    """A result as plain JSON values."""
+    document = asdict(result)
+    document["folder"] = str(result.folder)
+    document["schema"] = SCHEMA
+    return document
+
+
+def from_document(document: Mapping[str, Any]) -> Result:
+    """A result from its JSON values."""
+    values = {key: value for key, value in document.items() if key != "schema"}
+    receipt = values["receipt"]
+    values["receipt"] = Receipt(**{key: tuple(v) if isinstance(v, list) else v for key, v in receipt.items()})
+    values["digests"] = Digests(**values["digests"])
+    for name in ("headline", "baseline"):
+        values[name] = Estimate(**values[name]) if values[name] else None
+    values["folder"] = Path(values["folder"])
+    return Result(**values)

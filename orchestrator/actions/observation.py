@@ -1,0 +1,162 @@
+"""One question to a box, and the reading of its answer: what the training box and the evaluation box look like now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.answers import Json, entries_of, harness_of, read_run, read_scan
+from orchestrator.errors import OrchError
+from orchestrator.model import Harness, Host, Job, Run, Scan, Timeouts, TrainingRun
+from orchestrator.ssh.agent import Role, ask
+from orchestrator.ssh.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """A training run as one of its hosts shows it."""
+
+    process: Json | None
+    """CONTRACT's `process`, with `identity`; None where the inventory names no process"""
+    progress: Json | None
+    source: Json | None
+    sample: Json | None
+    scan: Scan | None
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalFacts:
+    """An evaluation host as a job needs to see it."""
+
+    harness: Harness | None
+    """the files there that the local manifest names; None where the folder is missing"""
+    base: Harness | None
+    extras: tuple[str, ...]
+    staged: Mapping[str, Json]
+    """checkpoint identity -> where it lies"""
+    runs: tuple[Run, ...]
+    remote_folder: tuple[Json, ...]
+    data: Mapping[str, Json]
+    server: Json | None
+    python: Json | None
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """One box's answer."""
+
+    host: Json
+    """cpus, load, memory, disk, gpus ..."""
+    transport: str
+    why: str
+    runs: Mapping[str, RunFacts]
+    evaluation: EvalFacts | None
+
+
+def run_question(run: TrainingRun, host: Host) -> dict[str, Any]:
+    """What to look at for one training run on one of its hosts; only the first host holds the checkpoints."""
+    rule = run.process
+    process = None
+    if rule is not None:
+        named = {"match": rule.match, "pid": rule.pid, "pidfile": rule.pidfile}
+        process = {key: value for key, value in named.items() if value is not None}
+    first = run.hosts[0] == host.name
+    return {
+        "name": run.name,
+        "process": process,
+        "log": run.log,
+        "progress": run.progress,
+        "source": run.source,
+        "checkpoints": {"root": run.checkpoints, "layout": run.layout} if first else None,
+    }
+
+
+def eval_question(host: Host, job: Job, local: Harness, *, digest: bool) -> dict[str, Any]:
+    """What to look at for one job on an evaluation host. `digest` also digests the job's data (remembered there)."""
+    return {
+        "workdir": host.workdir,
+        "remote": job.harness_remote,
+        "manifest": entries_of(local),
+        "data": dict(job.data),
+        "digest": digest,
+        "headline": job.result.headline,
+        "server": job.server,
+        "python": host.python,
+        "check_python": digest,
+    }
+
+
+def observe(
+    connection: Connection,
+    host: Host,
+    *,
+    role: Role,
+    timeouts: Timeouts,
+    runs: Sequence[TrainingRun] = (),
+    evaluation: Mapping[str, Any] | None = None,
+    sample: bool = False,
+    gpus: bool = True,
+) -> HostFacts:
+    """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
+    args = {
+        "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
+        "runs": [run_question(run, host) for run in runs],
+        "gpus": gpus,
+        "sample": sample,
+        "eval": evaluation,
+    }
+    return read_answer(host, ask(connection, host, "observe", args, role=role, timeouts=timeouts), connection)
+
+
+def read_answer(host: Host, answer: Json, connection: Connection) -> HostFacts:
+    """The nouns in an `observe` answer."""
+    evaluation = answer.get("eval")
+    if isinstance(evaluation, dict) and "error" in evaluation:
+        raise OrchError(f"{host.name}: {evaluation['error']}", host=host.name)
+    return HostFacts(
+        host=answer["host"],
+        transport=connection.transport,
+        why=connection.why,
+        runs={name: _run_facts(host, facts) for name, facts in answer["runs"].items()},
+        evaluation=_eval_facts(host, evaluation) if evaluation else None,
+    )
+
+
+def _run_facts(host: Host, facts: Json) -> RunFacts:
+    errors: list[str] = []
+
+    def part(name: str) -> Json | None:
+        value = facts.get(name)
+        if isinstance(value, dict) and set(value) == {"error"}:
+            errors.append(f"{host.name}: {name}: {value['error']}")
+            return None
+        return value
+
+    scan = part("checkpoints")
+    return RunFacts(
+        process=part("process"),
+        progress=part("progress"),
+        source=part("source"),
+        sample=part("sample"),
+        scan=read_scan(host.name, scan) if scan else None,
+        errors=tuple(errors),
+    )
+
+
+def _eval_facts(host: Host, facts: Json) -> EvalFacts:
+    found = facts["harness"]
+    return EvalFacts(
+        harness=harness_of(found["files"]) if found["exists"] else None,
+        base=harness_of(found["base"]) if found["base"] is not None else None,
+        extras=tuple(extra["path"] for extra in found["extras"]),
+        staged={row["identity"]: row for row in facts["staged"]},
+        runs=tuple(read_run(host.name, row) for row in facts["runs"]),
+        remote_folder=tuple(facts["remote_folder"]),
+        data=facts["data"],
+        server=facts.get("server"),
+        python=facts.get("python"),
+        errors=tuple(facts.get("errors", ())),
+    )

@@ -1,0 +1,80 @@
+"""The verbs launch, follow and collect: one execution of a job on an evaluation host."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.answers import Json, entries_of, read_run
+from orchestrator.model import Digests, Harness, Host, Job, Run, Timeouts
+from orchestrator.ssh.agent import Conversation, ask
+from orchestrator.ssh.connection import Connection
+
+
+def launch(
+    connection: Connection,
+    host: Host,
+    job: Job,
+    *,
+    key: str,
+    training_run: str,
+    step: int,
+    digests: Digests,
+    harness: Harness,
+    env: Mapping[str, str],
+    secrets: Mapping[str, str],
+    windows: list[dict[str, Any]],
+    timeouts: Timeouts,
+) -> str:
+    """Start the run, detached, and return its id; a run with the same key that lives or succeeded is that one.
+
+    `secrets` go over stdin into the waiting supervisor's memory; no file and no argv holds them.
+    """
+    limits = {
+        "threads": job.limits.threads or host.limits.threads,
+        "memory": job.limits.memory or host.limits.memory,
+        "wall": job.limits.wall or host.limits.wall,
+    }
+    spec = {
+        "job": job.name,
+        "run": training_run,
+        "step": step,
+        "checkpoint": digests.checkpoint,
+        "digests": {
+            "checkpoint": digests.checkpoint,
+            "harness": digests.harness,
+            "job": digests.job,
+            "data": digests.data,
+        },
+        "harness": {"remote": job.harness_remote, "digest": harness.digest, "entries": entries_of(harness)},
+        "command": list(job.command),
+        "python": host.python,
+        "data": dict(job.data),
+        "ship": job.ship,
+        "env": dict(env),
+        "secret_names": sorted(secrets),
+        "limits": limits,
+        "result": job.result.file,
+        "windows": windows,
+    }
+    args = {"workdir": host.workdir, "key": key, "spec": spec, "secrets": dict(secrets)}
+    answer = ask(connection, host, "launch", args, role="eval", timeouts=timeouts)
+    run_id: str = answer["id"]
+    return run_id
+
+
+def follow(
+    connection: Connection, host: Host, run_id: str, offset: int, timeouts: Timeouts, on_look: Callable[[Json], None]
+) -> Run:
+    """Follow a run to its end; each look is {state, log, offset, progress}. Raises ConnectionLost: then ask again."""
+    args = {"workdir": host.workdir, "id": run_id, "offset": offset, "poll": timeouts.poll}
+    with Conversation(connection, host, "follow", args, role="eval", timeouts=timeouts) as conversation:
+        return read_run(host.name, conversation.result(on_look))
+
+
+def collect(connection: Connection, host: Host, run_id: str, timeouts: Timeouts) -> dict[str, bytes]:
+    """A finished run's small files: spec.json, exit.json, the result file ..."""
+    args = {"workdir": host.workdir, "id": run_id}
+    answer = ask(connection, host, "collect", args, role="eval", timeouts=timeouts)
+    return {name: base64.b64decode(content) for name, content in answer["files"].items()}

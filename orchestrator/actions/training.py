@@ -1,0 +1,106 @@
+"""The receipt: what the training process looked like before and after each stretch in which orch acted on its box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from orchestrator.actions.observation import RunFacts
+from orchestrator.model import Receipt
+
+AFTERMATH = 60.0
+"""seconds after a window in which a training that dies counts against it"""
+Window = dict[str, Any]
+
+
+def window(doing: Literal["observe", "ship", "collect"], host: str, before: Window | None, after: Window | None) -> Window:
+    """One window between two samples of the training process on one host."""
+    return {
+        "doing": doing,
+        "host": host,
+        "from": (before or after or {}).get("at"),
+        "to": (after or before or {}).get("at"),
+        "before": before,
+        "after": after,
+        "samples": [sample for sample in (before, after) if sample],
+    }
+
+
+def sample_of(facts: RunFacts) -> Window:
+    """A sample from one look: identity, state and progress, with what the host measured besides."""
+    process = facts.process or {}
+    progress = facts.progress or {}
+    sample = dict(facts.sample or {})
+    sample.setdefault("at", datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"))
+    sample.update(
+        state=process.get("state"),
+        pid=process.get("pid"),
+        started_at=process.get("started_at"),
+        identity=process.get("identity"),
+        step=progress.get("step"),
+        rate=progress.get("rate"),
+    )
+    return sample
+
+
+def receipt(windows: Sequence[Window]) -> Receipt:
+    """The verdict over all windows, with its reasons and limits."""
+    reasons: list[str] = []
+    seen = [w for w in windows if (w["before"] or {}).get("identity")]
+    verdict: Literal["undisturbed", "changed", "ended", "not_observed"] = "undisturbed"
+    if not seen:
+        verdict = "not_observed"
+        reasons.append("no training process was seen, so nothing can be said of it")
+    for one in seen:
+        change = _change(one)
+        if change is not None:
+            verdict = "changed"
+            reasons.append(f"while orch did `{one['doing']}` on {one['host']}: {change}")
+    if verdict == "undisturbed":
+        verdict, reasons = _between(seen)
+    return Receipt(verdict=verdict, reasons=tuple(reasons), windows=tuple(windows), limits=_limits(windows))
+
+
+def _change(one: Window) -> str | None:
+    before, after = one["before"], one["after"]
+    if after is None:
+        return "the process could not be looked at afterwards"
+    if after["identity"] != before["identity"]:
+        if after["identity"] is None:
+            return f"process {before['pid']} is {after['state'] or 'gone'}"
+        return f"process {before['pid']} was replaced by {after['pid']}"
+    if after["state"] != before["state"]:
+        return f"process {before['pid']} went from {before['state']} to {after['state']}"
+    return None
+
+
+def _between(seen: Sequence[Window]) -> tuple[Literal["undisturbed", "changed", "ended"], list[str]]:
+    first, last = seen[0], seen[-1]
+    for earlier, later in zip(seen, seen[1:], strict=False):
+        if earlier["after"]["identity"] == later["before"]["identity"]:
+            continue
+        quiet = _seconds(earlier["to"], later["from"])
+        if quiet is not None and quiet <= AFTERMATH:
+            return "changed", [f"the process changed {quiet:.0f} s after orch did `{earlier['doing']}`"]
+        return "ended", ["training ended or was restarted by itself, while orch was not acting on its box"]
+    reasons = [f"same process {first['before']['pid']} since {first['before']['started_at']}"]
+    steps = (first["before"].get("step"), last["after"].get("step"))
+    if None not in steps:
+        reasons.append(f"step {steps[0]} to {steps[1]}")
+    return "undisturbed", reasons
+
+
+def _limits(windows: Sequence[Window]) -> tuple[str, ...]:
+    limits = ["speaks only of the windows in which orch acted on the training box"]
+    hidden = sorted({name for one in windows for s in one["samples"] for name in s.get("hidden") or ()})
+    if hidden:
+        limits.append("the box hides: " + ", ".join(hidden))
+    return tuple(limits)
+
+
+def _seconds(start: str | None, end: str | None) -> float | None:
+    if start is None or end is None:
+        return None
+    a, b = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (start, end))
+    return (b - a).total_seconds()

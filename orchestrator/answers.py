@@ -1,0 +1,78 @@
+"""Nouns from what the agent says, and back: the only place that knows the keys of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orchestrator.model import Candidate, Checkpoint, Harness, HarnessFile, Run, Scan
+from remote_payload.agent import manifest
+
+Json = Mapping[str, Any]
+
+
+def read_scan(host: str, answer: Json) -> Scan:
+    """The nouns in a scan's answer."""
+    found = answer["latest"]
+    latest = None
+    if found is not None:
+        latest = Checkpoint(
+            host=host,
+            root=answer["root"],
+            path=found["path"],
+            step=found["step"],
+            bytes=found["bytes"],
+            ship_bytes=found["ship_bytes"],
+            identity=found["identity"],
+        )
+    return Scan(
+        host=host,
+        root=answer["root"],
+        layout=answer["layout"],
+        latest=latest,
+        latest_age=found.get("age_s") if found else None,
+        candidates=tuple(
+            Candidate(path=row["path"], step=row["step"], state=row["state"], reason=row["reason"] or "")
+            for row in answer["candidates"]
+        ),
+        warnings=tuple(answer["warnings"]),
+    )
+
+
+def file_entry(file: HarnessFile) -> dict[str, Any]:
+    """A manifest row as it crosses the wire."""
+    return {"path": file.path, "mode": file.mode, "sha256": file.sha256, "size": file.size}
+
+
+def read_file_entry(row: Json) -> HarnessFile:
+    """A manifest row as a noun."""
+    return HarnessFile(path=row["path"], mode=row["mode"], sha256=row["sha256"], size=row["size"])
+
+
+def read_run(host: str, row: Json) -> Run:
+    """A row of the host's list of runs as a noun."""
+    return Run(
+        id=row["id"],
+        job=row["job"],
+        host=host,
+        run=row.get("run"),
+        step=row["step"],
+        state=row["state"],
+        exit_code=row.get("exit_code"),
+        signal=row.get("signal"),
+        reason=row.get("reason") or "",
+        started_at=row.get("started_at"),
+        ended_at=row.get("ended_at"),
+        checkpoint=row.get("checkpoint", ""),
+    )
+
+
+def harness_of(entries: Iterable[Json]) -> Harness:
+    """A manifest as a noun, named by its digest."""
+    rows = [dict(entry) for entry in entries]
+    return Harness(digest=manifest.digest(rows), files=tuple(read_file_entry(row) for row in rows))
+
+
+def entries_of(harness: Harness) -> list[dict[str, Any]]:
+    """A harness as the manifest that crosses the wire."""
+    return [file_entry(file) for file in harness.files]

@@ -1,0 +1,141 @@
+"""Facts -> Plan. Pure: no connection, no clock, no file; `--dry-run` prints what this returns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Run, ValueSource
+
+RESERVE = 256 * 2**20
+"""bytes kept free on the evaluation host's disk beside what is shipped"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSide:
+    """What a plan needs to know of the evaluation host."""
+
+    host: Host
+    staged: bool
+    """whether the checkpoint lies there already, whole"""
+    runs: tuple[Run, ...]
+    same_run: Run | None
+    """the run with the same key, if there ever was one"""
+    disk_free: int
+    memory_available: int
+    missing: tuple[Refusal, ...]
+    """what the job needs and the host has not: data, interpreter, reference server"""
+    trains: bool
+    """whether a live training process was seen on this host"""
+
+
+def make_plan(
+    *,
+    checkpoint: Checkpoint,
+    drift: Drift,
+    side: EvalSide,
+    job: Job,
+    consent: bool,
+    allow_on_training_host: bool,
+    route: str,
+) -> Plan:
+    """What eval-latest will do for this checkpoint, in order, and what forbids it."""
+    same = side.same_run
+    if same is not None and same.state == "succeeded":
+        return Plan(checkpoint=checkpoint, actions=(_already(same),), refused=())
+    if same is not None and same.state in ("queued", "running"):
+        why = f"run {same.id} of this checkpoint is {same.state}"
+        return Plan(checkpoint=checkpoint, actions=(Action(do="join", why=why),), refused=())
+    actions: list[Action] = []
+    if drift.state != "in_sync":
+        actions.append(Action(do="sync", why=_drift_reason(drift, side.host), bytes=_push_bytes(drift)))
+    if not side.staged:
+        what = "its weights" if job.ship == "model" else "the whole file: opened by the harness as it is"
+        why = f"step {checkpoint.step} is not on {side.host.name} yet; {what}"
+        actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=route))
+    again = f"; run {same.id} of it {same.state}" if same is not None else ""
+    actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
+    refused = _refusals(checkpoint, drift, side, job, consent=consent, allow_on_training_host=allow_on_training_host)
+    return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused)
+
+
+def _already(run: Run) -> Action:
+    return Action(do="nothing", why=f"already evaluated: run {run.id} of step {run.step}")
+
+
+def _drift_reason(drift: Drift, host: Host) -> str:
+    reasons = {
+        "local_ahead": f"the local harness is ahead of the one on {host.name}",
+        "remote_edited": f"the harness was edited on {host.name} since the last sync",
+        "both": f"the harness was edited both here and on {host.name}",
+        "unknown": f"the harness on {host.name} differs, and orch has not synced it before",
+        "absent": f"there is no harness on {host.name} yet",
+    }
+    return reasons[drift.state]
+
+
+def _push_bytes(drift: Drift) -> int:
+    changed = {change.path for change in drift.files if change.change != "extra"}
+    return sum(file.size for file in drift.local.files if file.path in changed)
+
+
+def _refusals(
+    checkpoint: Checkpoint, drift: Drift, side: EvalSide, job: Job, *, consent: bool, allow_on_training_host: bool
+) -> tuple[Refusal, ...]:
+    refused = list(side.missing)
+    name = side.host.name
+    if drift.overwrites_unknown and not consent:
+        hint = f"orch sync-harness {job.name} --host {name} shows the difference; --yes takes the local one, saving theirs"
+        refused.append(Refusal(reason=_drift_reason(drift, side.host), hint=hint))
+    if side.trains and not allow_on_training_host:
+        hint = "name another host with --host, or allow it with --allow-on-training-host"
+        refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))
+    needed = 0 if side.staged else checkpoint.ship_bytes + RESERVE
+    if side.disk_free < needed:
+        reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
+        refused.append(Refusal(reason=reason, hint=f"free space on {name}, or name another workdir in hosts.yaml"))
+    if job.limits.memory is not None and side.memory_available < job.limits.memory:
+        reason = f"{name}: {side.memory_available} bytes of memory available, the job asks for {job.limits.memory}"
+        refused.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))
+    return tuple(refused)
+
+
+# -- digests: what makes two evaluations the same ------------------------------------------------------------------
+
+
+def digest_of(value: object) -> str:
+    """sha256 (hex) of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def job_digest(job: Job) -> str:
+    """Of what a job means: its command, data paths, environment (names of secrets, never values) and result rule."""
+    env = {
+        key: {"from": value.kind, "name": value.name} if isinstance(value, ValueSource) else value
+        for key, value in job.env.items()
+    }
+    rule = job.result
+    return digest_of(
+        {
+            "command": list(job.command),
+            "data": dict(job.data),
+            "env": env,
+            "ship": job.ship,
+            "model_key": job.model_key,
+            "result": [rule.file, rule.headline, rule.better, rule.items, rule.item_id, rule.item_value],
+            "remote": job.harness_remote,
+        }
+    )
+
+
+def data_digest(data: Mapping[str, Mapping[str, object]]) -> str:
+    """Of all data folders of a job, from their own digests."""
+    return digest_of({name: facts.get("digest") for name, facts in data.items()})
+
+
+def run_key(digests: Digests) -> str:
+    """Equal for two evaluations that would measure the same thing: their run is one run."""
+    return digest_of([digests.checkpoint, digests.harness, digests.job, digests.data])
