@@ -63,7 +63,9 @@ def read_run(host: str, row: Json) -> Run:
         reason=row.get("reason") or "",
         started_at=row.get("started_at"),
         ended_at=row.get("ended_at"),
-        checkpoint=row.get("checkpoint", ""),
+        checkpoint=row.get("checkpoint") or "",
+        key=row.get("key") or "",
+        folder=row.get("folder") or "",
     )
 
 

@@ -202,6 +202,10 @@ class Run:
     ended_at: str | None = None
     checkpoint: str = ""
     """identity of the checkpoint"""
+    key: str = ""
+    """equal for two runs that would measure the same thing"""
+    folder: str = ""
+    """on the host"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +253,8 @@ class Result:
     verdict: Literal["better", "worse", "no_difference"] | None
     digests: Digests
     receipt: Receipt
+    source: Mapping[str, object] | None
+    """the git state of the training's source tree"""
     ended_at: str
     folder: Path
     """the laptop's copy of the run's small files"""
@@ -274,6 +280,8 @@ class Scan:
     latest: Checkpoint | None
     latest_age: float | None
     """seconds since it was written, by its own host's clock"""
+    complete: tuple[Checkpoint, ...]
+    """all complete ones, by step"""
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
 

@@ -37,7 +37,6 @@ def make_plan(
     drift: Drift,
     side: EvalSide,
     job: Job,
-    consent: bool,
     allow_on_training_host: bool,
     route: str,
 ) -> Plan:
@@ -57,7 +56,7 @@ def make_plan(
         actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=route))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
-    refused = _refusals(checkpoint, drift, side, job, consent=consent, allow_on_training_host=allow_on_training_host)
+    refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
     return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused)
 
 
@@ -81,14 +80,15 @@ def _push_bytes(drift: Drift) -> int:
     return sum(file.size for file in drift.local.files if file.path in changed)
 
 
-def _refusals(
-    checkpoint: Checkpoint, drift: Drift, side: EvalSide, job: Job, *, consent: bool, allow_on_training_host: bool
-) -> tuple[Refusal, ...]:
+def drift_refusal(drift: Drift, host: Host, job: Job) -> Refusal:
+    """For a harness that holds what orch did not put there, while nobody consents to replacing it."""
+    hint = f"orch sync-harness {job.name} --host {host.name} shows the difference; --yes takes ours, saving theirs"
+    return Refusal(reason=_drift_reason(drift, host), hint=hint)
+
+
+def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_training_host: bool) -> tuple[Refusal, ...]:
     refused = list(side.missing)
     name = side.host.name
-    if drift.overwrites_unknown and not consent:
-        hint = f"orch sync-harness {job.name} --host {name} shows the difference; --yes takes the local one, saving theirs"
-        refused.append(Refusal(reason=_drift_reason(drift, side.host), hint=hint))
     if side.trains and not allow_on_training_host:
         hint = "name another host with --host, or allow it with --allow-on-training-host"
         refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))

@@ -100,7 +100,9 @@ def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: T
 
 def _to_send(found: Drift) -> set[str]:
     theirs = {} if found.remote is None else {file.path: file for file in found.remote.files}
-    return {file.path for file in found.local.files if file.path not in theirs or theirs[file.path].sha256 != file.sha256}
+    return {
+        file.path for file in found.local.files if file.path not in theirs or theirs[file.path].sha256 != file.sha256
+    }
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:

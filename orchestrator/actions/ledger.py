@@ -39,6 +39,11 @@ class Ledger:
         if version == 0:
             self._index.execute(f"PRAGMA user_version = {SCHEMA}")
 
+    @classmethod
+    def at_home(cls) -> Ledger:
+        """The user's own ledger."""
+        return cls(state_folder())
+
     def __enter__(self) -> Ledger:
         return self
 

@@ -33,9 +33,7 @@ def ship(
         "identity": checkpoint.identity,
         "limit_rate": None,
     }
-    with Conversation(
-        source[0], source[1], "send", ask_source, role=source[2], timeouts=timeouts, bulk=True
-    ) as sender:
+    with Conversation(source[0], source[1], "send", ask_source, role=source[2], timeouts=timeouts, bulk=True) as sender:
         announced = next(sender.events())
         if not isinstance(announced, dict):
             raise TransferError("the training box sent bytes before their sizes", host=source[1].name)

@@ -14,7 +14,9 @@ AFTERMATH = 60.0
 Window = dict[str, Any]
 
 
-def window(doing: Literal["observe", "ship", "collect"], host: str, before: Window | None, after: Window | None) -> Window:
+def window(
+    doing: Literal["observe", "ship", "collect"], host: str, before: Window | None, after: Window | None
+) -> Window:
     """One window between two samples of the training process on one host."""
     return {
         "doing": doing,
@@ -23,7 +25,7 @@ def window(doing: Literal["observe", "ship", "collect"], host: str, before: Wind
         "to": (after or before or {}).get("at"),
         "before": before,
         "after": after,
-        "samples": [sample for sample in (before, after) if sample],
+        "samples": [],
     }
 
 
@@ -93,7 +95,7 @@ def _between(seen: Sequence[Window]) -> tuple[Literal["undisturbed", "changed", 
 
 def _limits(windows: Sequence[Window]) -> tuple[str, ...]:
     limits = ["speaks only of the windows in which orch acted on the training box"]
-    hidden = sorted({name for one in windows for s in one["samples"] for name in s.get("hidden") or ()})
+    hidden = sorted({name for w in windows for s in (w["before"], w["after"]) if s for name in s.get("hidden") or ()})
     if hidden:
         limits.append("the box hides: " + ", ".join(hidden))
     return tuple(limits)

@@ -1,0 +1,15 @@
+"""The story of `orch checkpoints`: what lies below a run's checkpoint root, and which is the latest complete one."""
+
+from __future__ import annotations
+
+from orchestrator import config
+from orchestrator.actions import checkpoints
+from orchestrator.model import Inventory, Scan, TrainingRun
+from orchestrator.ssh.choose import Connections
+
+
+def scan(inventory: Inventory, run_name: str | None, connections: Connections) -> tuple[TrainingRun, Scan]:
+    """Look at a run's checkpoints on its first host."""
+    run = config.choose_run(inventory, run_name)
+    host = inventory.hosts[run.hosts[0]]
+    return run, checkpoints.scan(connections.to(host), host, run, inventory.timeouts)

@@ -1,0 +1,190 @@
+"""The story of `orch status`: ask all boxes at once, then say how the runs stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator import config
+from orchestrator.actions import checkpoints, harness
+from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
+from orchestrator.answers import Json
+from orchestrator.errors import OrchError
+from orchestrator.model import Candidate, Checkpoint, Harness, Host, Inventory, Job, Run, TrainingRun
+from orchestrator.ssh.choose import Connections
+from orchestrator.workflows.look import Look, look_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow:
+    """A box in the table: its facts, or why there are none."""
+
+    host: Host
+    transport: str
+    facts: Json | None
+    error: OrchError | None
+    gpu_roles: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A training run on one of its hosts, and how its evaluation stands."""
+
+    run: TrainingRun
+    host: str
+    process: Json | None
+    progress: Json | None
+    source: Json | None
+    latest: Checkpoint | None
+    latest_age: float | None
+    steps_behind: int | None
+    next_checkpoint_in: float | None
+    skipped: tuple[Candidate, ...]
+    harness: str
+    evaluations: tuple[Run, ...]
+    unevaluated: tuple[int, ...]
+    remote_folder: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """Everything `orch status` says."""
+
+    hosts: tuple[HostRow, ...]
+    runs: tuple[RunRow, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def unreachable(self) -> tuple[OrchError, ...]:
+        """Errors of the hosts that did not answer."""
+        return tuple(row.error for row in self.hosts if row.error is not None)
+
+
+def status(inventory: Inventory, run_name: str | None, connections: Connections) -> StatusReport:
+    """Look at the hosts of one run, or of all. Raises ConfigError; dead hosts are rows."""
+    warnings: list[str] = []
+    runs = [config.choose_run(inventory, run_name)] if run_name else list(inventory.runs.values())
+    jobs = _jobs(inventory, runs, warnings)
+    looks = _looks(inventory, runs, jobs, everything=run_name is None)
+    outcomes = look_at(looks, connections, inventory.timeouts)
+    training: dict[tuple[str, str], RunFacts] = {}
+    evaluation: dict[tuple[str, str], EvalFacts] = {}
+    for outcome in outcomes:
+        look, facts = outcome.host, outcome.value
+        if facts is None:
+            continue
+        training.update({(run.name, look.host.name): facts.runs[run.name] for run in look.runs})
+        warnings += [error for run in look.runs for error in facts.runs[run.name].errors]
+        if look.job is not None and facts.evaluation is not None:
+            evaluation[look.job.name, look.host.name] = facts.evaluation
+            warnings += facts.evaluation.errors
+    rows = tuple(
+        _run_row(run, host, training.get((run.name, host)), jobs.get(run.name), evaluation, warnings)
+        for run in runs
+        for host in run.hosts
+    )
+    answers = [(outcome.host.host, outcome.value, outcome.error) for outcome in outcomes]
+    return StatusReport(hosts=_host_rows(answers, runs), runs=rows, warnings=tuple(warnings))
+
+
+# A run's job with the host that evaluates it and the local harness.
+RunJob = tuple[Job, Host, Harness]
+
+
+def _jobs(inventory: Inventory, runs: Sequence[TrainingRun], warnings: list[str]) -> dict[str, RunJob]:
+    """The job of each run that has one; a broken job costs its own part of the table, not the rest."""
+    found: dict[str, RunJob] = {}
+    for run in runs:
+        if run.job is None:
+            continue
+        try:
+            job = config.load_job(inventory, run.job)
+            found[run.name] = (job, config.choose_eval_host(inventory, run, None), harness.local(job))
+        except OrchError as error:
+            warnings.append(f"run {run.name}: {error.message}")
+    return found
+
+
+def _looks(
+    inventory: Inventory, runs: Sequence[TrainingRun], jobs: Mapping[str, RunJob], *, everything: bool
+) -> list[Look]:
+    looks = []
+    for host in inventory.hosts.values():
+        here = tuple(run for run in runs if host.name in run.hosts)
+        if here:
+            looks.append(Look(host=host, runs=here))
+        wanted = {job.name: (job, local) for job, where, local in jobs.values() if where.name == host.name}
+        looks += [Look(host=host, job=job, local=local) for job, local in wanted.values()]
+        if everything and not here and not wanted:
+            looks.append(Look(host=host))
+    return looks
+
+
+def _run_row(
+    run: TrainingRun,
+    host: str,
+    facts: RunFacts | None,
+    run_job: RunJob | None,
+    evaluation: Mapping[tuple[str, str], EvalFacts],
+    warnings: list[str],
+) -> RunRow:
+    scan = facts.scan if facts else None
+    if scan:
+        warnings += [f"run {run.name}: {warning}" for warning in scan.warnings]
+    seen = evaluation.get((run_job[0].name, run_job[1].name)) if run_job else None
+    mine = tuple(row for row in seen.runs if row.run == run.name) if seen else ()
+    done = {row.step for row in mine if row.state == "succeeded"}
+    complete = sorted({c.step for c in scan.candidates if c.state == "complete" and c.step is not None}) if scan else []
+    drift = harness.drift(run_job[2], seen.harness, seen.base, ()).state if run_job and seen else "unknown"
+    latest = scan.latest if scan else None
+    progress = facts.progress if facts else None
+    step = progress.get("step") if progress else None
+    return RunRow(
+        run=run,
+        host=host,
+        process=facts.process if facts else None,
+        progress=progress,
+        source=facts.source if facts else None,
+        latest=latest,
+        latest_age=scan.latest_age if scan else None,
+        steps_behind=step - latest.step if latest and step is not None else None,
+        next_checkpoint_in=_next_checkpoint(scan and checkpoints.spacing(scan), latest, progress),
+        skipped=checkpoints.passed_over(scan) if scan else (),
+        harness=drift,
+        evaluations=mine,
+        unevaluated=tuple(step for step in complete if step not in done) if seen else tuple(complete),
+        remote_folder=seen.remote_folder if seen else (),
+    )
+
+
+def _next_checkpoint(spacing: int | None, latest: Checkpoint | None, progress: Json | None) -> float | None:
+    """Seconds until the next save, from the steps' spacing and the pace; None where either is unknown."""
+    if spacing is None or latest is None or progress is None:
+        return None
+    step, pace = progress.get("step"), progress.get("steps_per_s")
+    if step is None or not pace:
+        return None
+    missing = spacing - (step - latest.step) % spacing
+    return float(missing / pace)
+
+
+def _host_rows(
+    answers: Sequence[tuple[Host, HostFacts | None, OrchError | None]], runs: Sequence[TrainingRun]
+) -> tuple[HostRow, ...]:
+    """One row a host, though a host may have been asked twice (as training box and as evaluation box)."""
+    rows: dict[str, HostRow] = {}
+    for host, facts, error in answers:
+        earlier = rows.get(host.name)
+        if earlier is not None and earlier.error is None:
+            continue
+        roles = {
+            index: role for run in runs if host.name in run.hosts for role, ids in run.gpus.items() for index in ids
+        }
+        rows[host.name] = HostRow(
+            host=host,
+            transport=facts.transport if facts else host.transport,
+            facts=facts.host if facts else None,
+            error=error,
+            gpu_roles=roles,
+        )
+    return tuple(rows.values())
