@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from orchestrator.answers import read_scan
 from orchestrator.model import Candidate, Host, Scan, Timeouts, TrainingRun
 from orchestrator.ssh.agent import ask
@@ -24,5 +26,5 @@ def passed_over(scan: Scan) -> tuple[Candidate, ...]:
 def spacing(scan: Scan) -> int | None:
     """Steps between two saves: the usual distance of complete checkpoints; None with fewer than two."""
     steps = sorted(c.step for c in scan.candidates if c.state == "complete" and c.step is not None)
-    gaps = sorted(b - a for a, b in zip(steps, steps[1:], strict=False) if b > a)
+    gaps = sorted(b - a for a, b in itertools.pairwise(steps) if b > a)
     return gaps[len(gaps) // 2] if gaps else None

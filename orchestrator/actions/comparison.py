@@ -49,7 +49,7 @@ def items(document: Mapping[str, Any] | None, rule: ResultRule) -> dict[str, flo
 
 
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap (Efron 1979) of the mean over items, 2000 resamples, fixed seed: same values, same interval."""
+    """Percentile bootstrap (Efron 1979) of the mean over items, 2000 resamples, fixed seed."""
     generator = random.Random(seed)
     count = len(values)
     means = sorted(fmean(generator.choices(values, k=count)) for _ in range(RESAMPLES))

@@ -1,4 +1,4 @@
-"""The evaluation scripts here and on the host: their manifests, their difference, and making the host's equal to ours."""
+"""The evaluation scripts here and on the host: their manifests, their difference, and the push that ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laptop's memory: each finished run's small files in a folder, and an SQLite index over them that can be rebuilt."""
+"""The laptop's memory: each finished run's small files in a folder, and an SQLite index that they can rebuild."""
 
 from __future__ import annotations
 

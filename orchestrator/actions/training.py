@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -79,7 +80,7 @@ def _change(one: Window) -> str | None:
 
 def _between(seen: Sequence[Window]) -> tuple[Literal["undisturbed", "changed", "ended"], list[str]]:
     first, last = seen[0], seen[-1]
-    for earlier, later in zip(seen, seen[1:], strict=False):
+    for earlier, later in itertools.pairwise(seen):
         if earlier["after"]["identity"] == later["before"]["identity"]:
             continue
         quiet = _seconds(earlier["to"], later["from"])

@@ -1,0 +1,297 @@
+"""Parse, call one workflow, render, exit code. The only place that catches OrchError, and the only one that prints.
+
+Data goes to stdout, everything else to stderr. Heavy imports wait until a command needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator import __version__
+from orchestrator.errors import ConfigError, Interrupted, OrchError, Refused
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.actions.harness import FileDiff
+    from orchestrator.model import Drift, Inventory
+    from orchestrator.ssh.choose import Connections
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One call of a command: what it prints so far, and how."""
+
+    command: str
+    as_json: bool
+    verbose: int
+    inventory_flag: Path | None
+    body: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def inventory(self) -> Inventory:
+        from orchestrator import config
+
+        return config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+
+    @contextmanager
+    def connections(self, inventory: Inventory) -> Iterator[Connections]:
+        from orchestrator.ssh.choose import Connections
+
+        with Connections(inventory.timeouts, interactive=_on_a_terminal()) as connections:
+            yield connections
+            if self.verbose:
+                for connection in connections.opened():
+                    click.echo(f"{connection.host}: {connection.transport}: {connection.why}", err=True)
+
+    def show(self, what: Any) -> None:
+        """A table or lines on stdout, unless a document is wanted."""
+        if not self.as_json:
+            from orchestrator.reports.tables import print_to
+
+            print_to(console(), what)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        self.warnings += warnings
+        if not self.as_json:
+            from orchestrator.reports.text import shown
+
+            for warning in warnings:
+                click.echo(f"warning: {shown(warning)}", err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that honours NO_COLOR, TERM=dumb and pipes."""
+    from rich.console import Console
+
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, soft_wrap=piped, width=200 if piped else None)
+
+
+def _on_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def common(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that every command has."""
+    function = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+    function = click.option("-v", "--verbose", count=True, help="Say which transport was taken and why.")(function)
+    help_text = "hosts.yaml to use (else ORCH_INVENTORY, else the nearest one upwards from here)."
+    option = click.option("--inventory", "inventory", type=click.Path(path_type=Path), help=help_text)
+    return option(function)
+
+
+@contextmanager
+def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -> Iterator[Call]:
+    """Run a command's body; print its document; turn every ending into its exit code."""
+    call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
+    error: OrchError | None = None
+    try:
+        yield call
+    except OrchError as caught:
+        error = caught
+    except KeyboardInterrupt:
+        error = Interrupted(
+            "interrupted; nothing that runs on a host was stopped", hint="the same command again goes on"
+        )
+    except click.ClickException:
+        raise
+    except Exception as bug:
+        error = _bug(bug)
+    if as_json:
+        from orchestrator.reports.documents import document
+
+        click.echo(json.dumps(document(command, call.body, call.warnings, error)))
+    if error is not None:
+        _tell(error)
+        sys.exit(error.code)
+
+
+def _tell(error: OrchError) -> None:
+    from orchestrator.reports.text import shown
+
+    click.echo(f"orch: {shown(error.message, limit=4000)}", err=True)
+    if error.hint:
+        click.echo(f"      {shown(error.hint, limit=1000)}", err=True)
+
+
+def _bug(bug: Exception) -> OrchError:
+    from orchestrator.actions.ledger import state_folder
+
+    log = state_folder() / "last-bug.txt"
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log.write_text("".join(traceback.format_exception(bug)), encoding="utf-8")
+    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=f"the traceback is in {log}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="orch")
+def main() -> None:
+    """How good is the live training run right now?
+
+    orch finds the latest complete checkpoint on the training box, makes the evaluation scripts on the evaluation box
+    equal to yours, ships the weights across and evaluates them there on CPU, without touching the training.
+    """
+
+
+@main.command()
+@click.argument("run", required=False)
+@common
+def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
+    """How training stands, which checkpoint is the latest, and what is not yet evaluated."""
+    with calling("status", as_json, verbose, inventory) as call:
+        from orchestrator.reports.documents import status_body
+        from orchestrator.workflows.status import status as look
+
+        found = call.inventory()
+        with call.connections(found) as connections:
+            report = look(found, run, connections)
+        call.body = status_body(report)
+        if not as_json:
+            from orchestrator.reports.tables import status_table
+
+            call.show(status_table(report))
+        call.warn(report.warnings)
+        if report.unreachable:
+            raise report.unreachable[0]
+
+
+@main.command()
+@click.argument("run", required=False)
+@common
+def checkpoints(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
+    """Every checkpoint candidate of a run, complete or not, with its reason."""
+    with calling("checkpoints", as_json, verbose, inventory) as call:
+        from orchestrator.errors import NothingToEvaluate
+        from orchestrator.reports.documents import checkpoints_body
+        from orchestrator.workflows.checkpoints import scan as look
+
+        found = call.inventory()
+        with call.connections(found) as connections:
+            training_run, scan = look(found, run, connections)
+        call.body = checkpoints_body(training_run.name, scan)
+        if not as_json:
+            from orchestrator.reports.tables import checkpoints_table
+
+            call.show(checkpoints_table(scan))
+        call.warn(scan.warnings)
+        if scan.latest is None:
+            raise NothingToEvaluate(f"{scan.host}: no complete checkpoint under {scan.root}", host=scan.host)
+
+
+@main.command("sync-harness")
+@click.argument("job", required=False)
+@click.option("--check", is_flag=True, help="Only compare: exit 0 in sync, 1 differs.")
+@click.option("--yes", is_flag=True, help="Replace files that orch did not put there; they are saved beside first.")
+@click.option("--host", help="Evaluation host.")
+@common
+def sync_harness(
+    job: str | None, check: bool, yes: bool, host: str | None, as_json: bool, verbose: int, inventory: Path | None
+) -> None:
+    """Show how the evaluation scripts on the host differ from yours, and make them equal."""
+    differs = False
+    with calling("sync-harness", as_json, verbose, inventory) as call:
+        from orchestrator.reports.documents import sync_body
+        from orchestrator.workflows import sync_harness as story
+
+        found = call.inventory()
+        with call.connections(found) as connections:
+            report = story.compare(found, job, host, connections)
+            call.body = sync_body(report.host.name, report.drift, None)
+            if not as_json:
+                from orchestrator.reports.tables import diff_lines
+
+                call.show(diff_lines(report.diffs, report.drift))
+            if check:
+                differs = report.drift.state != "in_sync"
+            else:
+                report = story.sync(report, found, connections, _consent(yes))
+                call.body = sync_body(report.host.name, report.drift, report.pushed)
+        if report.pushed and not as_json:
+            saved = f"; what was there is saved in {report.pushed.saved}" if report.pushed.saved else ""
+            click.echo(f"pushed {len(report.pushed.paths)} files to {report.host.name}{saved}")
+    if differs:
+        sys.exit(1)
+
+
+@main.command("eval-latest")
+@click.argument("run", required=False)
+@click.option("--job", help="Job to run (else the run's own).")
+@click.option("--step", type=int, help="Evaluate the complete checkpoint of this step instead of the latest.")
+@click.option("--host", help="Evaluation host.")
+@click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
+@click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
+@common
+def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: Any) -> None:
+    """Evaluate the latest complete checkpoint of a run on the evaluation box."""
+    with calling("eval-latest", as_json, verbose, inventory) as call:
+        from orchestrator.reports.documents import eval_body
+        from orchestrator.reports.live import Live
+        from orchestrator.workflows import eval_latest as story
+
+        found = call.inventory()
+        options = story.Options(**flags)
+        live = Live(console(stderr=True), quiet=as_json)
+        report = None
+        try:
+            with call.connections(found) as connections:
+                report = story.eval_latest(found, options, connections, _consent(options.yes), live)
+        finally:
+            live.close()
+            call.warnings += live.warnings
+            run, result = (report.run, report.result) if report else (live.run, None)
+            call.body = eval_body(report.plan if report else live.plan, run, result, live.job, live.digests)
+        if report.result is not None and not as_json:
+            from orchestrator.reports.tables import results_table
+
+            call.show(results_table(report.result, report.history))
+            click.echo(f"files: {report.result.folder}", err=True)
+        elif options.detach and report.run is not None and not as_json:
+            click.echo(report.run.id)
+        if options.dry_run and report.plan.refused:
+            raise Refused(report.plan.refused[0].reason, hint=report.plan.refused[0].hint)
+        if (error := story.failure(report)) is not None:
+            raise error
+
+
+@main.command()
+@click.argument("name")
+def schema(name: str) -> None:
+    """JSON Schema of a file (hosts, job) or of a command's document (status, checkpoints ...)."""
+    with calling("schema", False, 0, None):
+        from orchestrator import config
+        from orchestrator.reports.schema import NAMES, document_schema
+
+        if name in ("hosts", "job"):
+            found = config.schema(name)
+        elif name in NAMES:
+            found = document_schema(name)
+        else:
+            known = ", ".join(("hosts", "job", *NAMES))
+            raise ConfigError(f"no schema named {name!r}", hint=f"one of: {known}")
+        click.echo(json.dumps(found, indent=2))
+
+
+def _consent(yes: bool) -> Callable[[Drift, Sequence[FileDiff]], bool]:
+    """Asks on a terminal; elsewhere only `--yes` consents."""
+
+    def consent(drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        if yes:
+            return True
+        if not _on_a_terminal():
+            return False
+        return click.confirm("Replace them by yours? (theirs are saved beside first)", default=False, err=True)
+
+    return consent

@@ -1,0 +1,174 @@
+"""Nouns -> the JSON documents of CONTRACT: one view of what a workflow returned. Keys are added, never renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.actions.harness import Pushed
+from orchestrator.errors import OrchError
+from orchestrator.model import Candidate, Checkpoint, Digests, Drift, Estimate, Job, Plan, Result, Run, Scan
+from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+
+SCHEMA = 1
+PROCESS_KEYS = ("state", "pid", "started_at", "user")
+PROGRESS_KEYS = ("step", "epoch", "loss", "rate", "rate_unit", "age_s", "stalled")
+Document = dict[str, Any]
+
+
+def document(
+    command: str, body: Mapping[str, Any], warnings: Sequence[str] = (), error: OrchError | None = None
+) -> Document:
+    """What every command prints: schema, command, its own keys, warnings, and the error where there was one."""
+    whole: Document = {"schema": SCHEMA, "command": command, **body, "warnings": list(warnings)}
+    if error is not None:
+        whole["error"] = {
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint or None,
+            "host": error.host or None,
+        }
+    return whole
+
+
+def status_body(report: StatusReport) -> Document:
+    """CONTRACT's `status`."""
+    return {"hosts": [_host(row) for row in report.hosts], "runs": [_run_row(row) for row in report.runs]}
+
+
+def _host(row: HostRow) -> Document:
+    facts = row.facts or {}
+    gpus = [{**gpu, "role": row.gpu_roles.get(gpu["index"])} for gpu in facts.get("gpus", ())]
+    return {
+        "name": row.host.name,
+        "ok": row.error is None,
+        "error": row.error.message if row.error else None,
+        "transport": row.transport,
+        "cpus": facts.get("cpus"),
+        "load": facts.get("load"),
+        "memory": facts.get("memory"),
+        "disk": facts.get("disk"),
+        "gpus": gpus,
+        "gpu_note": facts.get("gpu_note"),
+    }
+
+
+def _run_row(row: RunRow) -> Document:
+    process, progress = row.process or {}, row.progress
+    return {
+        "name": row.run.name,
+        "host": row.host,
+        "process": {key: process.get(key) for key in PROCESS_KEYS} if row.process else None,
+        "progress": {key: progress.get(key) for key in PROGRESS_KEYS} if progress else None,
+        "source": row.source,
+        "latest": latest(row.latest, row.latest_age),
+        "steps_behind": row.steps_behind,
+        "next_checkpoint_in_s": row.next_checkpoint_in,
+        "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in row.skipped],
+        "harness": row.harness,
+        "evaluations": [{"id": run.id, "step": run.step, "state": run.state} for run in row.evaluations],
+        "unevaluated": list(row.unevaluated),
+        "remote_folder": [dict(entry) for entry in row.remote_folder],
+    }
+
+
+def latest(checkpoint: Checkpoint | None, age: float | None) -> Document | None:
+    """The short form of a checkpoint in `status`."""
+    if checkpoint is None:
+        return None
+    return {"path": checkpoint.path, "step": checkpoint.step, "bytes": checkpoint.bytes, "age_s": age}
+
+
+def checkpoint_body(checkpoint: Checkpoint) -> Document:
+    """The long form of a checkpoint."""
+    return {
+        "path": checkpoint.path,
+        "step": checkpoint.step,
+        "bytes": checkpoint.bytes,
+        "ship_bytes": checkpoint.ship_bytes,
+        "identity": checkpoint.identity,
+    }
+
+
+def checkpoints_body(run: str, scan: Scan) -> Document:
+    """CONTRACT's `checkpoints`; the scan's warnings go into the document's own."""
+    return {
+        "run": run,
+        "host": scan.host,
+        "root": scan.root,
+        "layout": scan.layout,
+        "latest": checkpoint_body(scan.latest) if scan.latest else None,
+        "candidates": [_candidate(candidate) for candidate in scan.candidates],
+    }
+
+
+def _candidate(candidate: Candidate) -> Document:
+    return {
+        "path": candidate.path,
+        "step": candidate.step,
+        "state": candidate.state,
+        "reason": candidate.reason or None,
+    }
+
+
+def sync_body(host: str, drift: Drift, pushed: Pushed | None) -> Document:
+    """CONTRACT's `sync-harness`."""
+    return {
+        "host": host,
+        "state": drift.state,
+        "local": drift.local.digest,
+        "remote": drift.remote.digest if drift.remote else None,
+        "base": drift.base.digest if drift.base else None,
+        "files": [{"path": c.path, "change": c.change, "side": c.side} for c in drift.files],
+        "pushed": list(pushed.paths) if pushed else [],
+        "saved": pushed.saved if pushed else None,
+    }
+
+
+def plan_body(plan: Plan) -> Document:
+    """CONTRACT's `plan` of eval-latest."""
+    return {
+        "checkpoint": checkpoint_body(plan.checkpoint) if plan.checkpoint else None,
+        "actions": [
+            {"do": action.do, "why": action.why, "bytes": action.bytes, "route": action.route or None}
+            for action in plan.actions
+        ],
+        "refused": [{"reason": refusal.reason, "hint": refusal.hint} for refusal in plan.refused],
+    }
+
+
+def eval_body(
+    plan: Plan | None, run: Run | None, result: Result | None, job: Job | None, digests: Digests | None
+) -> Document:
+    """CONTRACT's `eval-latest`, as far as the command came."""
+    body: Document = {"plan": plan_body(plan) if plan else None}
+    if run is not None:
+        body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
+    if result is not None:
+        body["result"] = {
+            "file": str(result.folder / job.result.file) if job else None,
+            "headline": _headline(result),
+            "baseline": _estimate(result.baseline),
+            "verdict": result.verdict,
+        }
+        body["receipt"] = {"verdict": result.receipt.verdict, "reasons": list(result.receipt.reasons)}
+        digests = result.digests
+    if digests is not None:
+        body["digests"] = {
+            "checkpoint": digests.checkpoint,
+            "harness": digests.harness,
+            "job": digests.job,
+            "data": digests.data,
+        }
+    return body
+
+
+def _headline(result: Result) -> Document | None:
+    estimate = _estimate(result.headline)
+    return {"name": result.headline_name, **estimate} if estimate else None
+
+
+def _estimate(estimate: Estimate | None) -> Document | None:
+    if estimate is None:
+        return None
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

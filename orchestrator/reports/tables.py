@@ -1,0 +1,196 @@
+"""Nouns -> what a person reads: rich tables and lines. Text from hosts passes `shown`, which escapes and caps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.actions.harness import FileDiff
+from orchestrator.model import Drift, Estimate, Plan, Result, Scan
+from orchestrator.reports.text import ago, duration, rate, shown, size
+from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+
+STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
+DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def status_table(report: StatusReport) -> RenderableType:
+    """Boxes, then one block a training run."""
+    return Group(_hosts(report.hosts), *(Text.assemble("\n", block) for run in report.runs for block in [_run(run)]))
+
+
+def _hosts(rows: Sequence[HostRow]) -> Table:
+    table = _table("host", "cpu", "load", "memory free", "disk free", "gpus")
+    for row in rows:
+        if row.facts is None:
+            reason = row.error.message if row.error else "not asked"
+            table.add_row(row.host.name, Text(shown(reason), style="red"))
+            continue
+        facts = row.facts
+        memory, disk, load = facts["memory"], facts["disk"], facts["load"]
+        table.add_row(
+            row.host.name,
+            str(facts["cpus"]),
+            f"{load[0]:.1f}" if load else "?",
+            f"{size(memory['available'])} of {size(memory['total'])}",
+            f"{size(disk['free'])} of {size(disk['total'])}",
+            _gpus(row),
+        )
+    return table
+
+
+def _gpus(row: HostRow) -> Text:
+    facts = row.facts or {}
+    if not facts.get("gpus"):
+        return Text(shown(facts.get("gpu_note") or "none"), style="dim")
+    groups: dict[str, list[str]] = {}
+    for gpu in facts["gpus"]:
+        role = row.gpu_roles.get(gpu["index"], "")
+        busy = "?" if gpu["utilisation"] is None else f"{gpu['utilisation']}%"
+        groups.setdefault(role, []).append(f"{gpu['index']}:{busy}")
+    return Text("; ".join(f"{role} {' '.join(parts)}".strip() for role, parts in groups.items()))
+
+
+def _run(row: RunRow) -> Text:
+    text = Text()
+    text.append(f"{row.run.name}", style="bold")
+    text.append(f" on {row.host}\n")
+    for label, value in _run_lines(row):
+        text.append(f"  {label:<12} ", style="dim")
+        text.append(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], ""))
+        text.append("\n")
+    return text
+
+
+def _run_lines(row: RunRow) -> Iterator[tuple[str, str]]:
+    yield "process", _process(row)
+    yield "progress", _progress(row)
+    if row.latest is None:
+        yield "checkpoint", "none complete"
+    else:
+        age = f", written {ago(row.latest_age)}" if row.latest_age is not None else ""
+        behind = f", training is {row.steps_behind} steps past it" if row.steps_behind is not None else ""
+        yield "checkpoint", f"step {row.latest.step} ({row.latest.path}, {size(row.latest.bytes)}){age}{behind}"
+    if row.next_checkpoint_in is not None:
+        yield "next", f"due in {duration(row.next_checkpoint_in)}"
+    for skipped in row.skipped:
+        yield "passed over", f"{skipped.path}: {skipped.state}: {skipped.reason}"
+    yield "harness", row.harness.replace("in_sync", "in_sync with the local one")
+    for run in row.evaluations[-5:]:
+        yield "evaluation", f"{run.state} step {run.step}, run {run.id}" + (f": {run.reason}" if run.reason else "")
+    if row.unevaluated:
+        yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated))
+    for entry in row.remote_folder[:20]:
+        headline = f", headline {entry['headline']}" if entry.get("headline") is not None else ""
+        yield (
+            "also there",
+            f"{entry['path']} ({entry['kind']}, {size(entry['bytes'])}, {entry['modified_at']}{headline})",
+        )
+    if row.source:
+        dirty = row.source.get("dirty") or "clean"
+        yield "source", str(row.source.get("error") or f"commit {row.source.get('commit')}, {dirty}")
+
+
+def _process(row: RunRow) -> str:
+    process = row.process
+    if process is None:
+        return "not named in hosts.yaml (process:)"
+    if process.get("pid") is None:
+        return f"{process['state']} {process.get('reason') or ''}".strip()
+    return f"{process['state']} pid {process['pid']}, since {process['started_at']}, user {process['user']}"
+
+
+def _progress(row: RunRow) -> str:
+    progress = row.progress
+    if progress is None:
+        return "no line of the log matched" if row.run.log else "no log named in hosts.yaml (log:)"
+    parts = [f"step {progress['step']}"]
+    parts += [f"{key} {progress[key]:g}" for key in ("epoch", "loss") if progress.get(key) is not None]
+    if progress.get("rate") is not None:
+        parts.append(rate(progress["rate"], progress.get("rate_unit") or ""))
+    if progress.get("age_s") is not None:
+        parts.append(f"last moved {ago(progress['age_s'])}")
+    return "  ".join(parts) + ("  STALLED" if progress.get("stalled") else "")
+
+
+def checkpoints_table(scan: Scan) -> RenderableType:
+    """Every candidate with its state and reason."""
+    table = _table("step", "path", "state", "reason")
+    for row in sorted(scan.candidates, key=lambda candidate: -(candidate.step or -1)):
+        step = "" if row.step is None else str(row.step)
+        table.add_row(step, shown(row.path), Text(row.state, style=STYLES.get(row.state, "")), shown(row.reason))
+    return table
+
+
+def diff_lines(diffs: Sequence[FileDiff], drift: Drift) -> RenderableType:
+    """What differs: one line a file, then the unified diff of each."""
+    text = Text()
+    for diff in diffs:
+        change = diff.change
+        note = " (left alone)" if change.change == "extra" else ""
+        text.append(f"{change.change:<9} {shown(change.path)}  [{change.side}]{note}\n", style="bold")
+        for line in diff.lines:
+            text.append(shown(line, limit=500) + "\n", style=DIFF_STYLES.get(line[:1], ""))
+    if not diffs:
+        text.append(f"{drift.state}\n", style=STYLES.get(drift.state, ""))
+    return text
+
+
+def plan_lines(plan: Plan) -> RenderableType:
+    """The plan, one line an action."""
+    text = Text()
+    checkpoint = plan.checkpoint
+    if checkpoint is not None:
+        text.append(
+            f"checkpoint  step {checkpoint.step}  {shown(checkpoint.path)} on {checkpoint.host}\n", style="bold"
+        )
+    for action in plan.actions:
+        text.append(f"{action.do:<8}", style="cyan")
+        moved = f"  {size(action.bytes)}" if action.bytes else ""
+        route = f"  {action.route}" if action.route else ""
+        text.append(f"{shown(action.why)}{moved}{route}\n")
+    for refusal in plan.refused:
+        text.append("refused ", style="red")
+        text.append(f"{shown(refusal.reason)}\n        {shown(refusal.hint)}\n")
+    return text
+
+
+def results_table(mine: Result, history: Sequence[Result]) -> RenderableType:
+    """This result among the earlier ones of its run, and its baseline."""
+    table = _table("step", mine.headline_name or "headline", "baseline", "verdict", "training", "run")
+    rows = sorted((*history, mine), key=lambda result: (result.step, result.ended_at))
+    for row in rows[-12:]:
+        same = row.digests.harness == mine.digests.harness and row.digests.data == mine.digests.data
+        table.add_row(
+            str(row.step),
+            _estimate(row.headline),
+            _estimate(row.baseline),
+            (row.verdict or "-") + ("" if same else " (other harness or data)"),
+            Text(row.receipt.verdict, style=STYLES.get(row.receipt.verdict, "red")),
+            row.id,
+            style="bold" if row is mine else "",
+        )
+    return table
+
+
+def _estimate(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def print_to(console: Console, what: RenderableType) -> None:
+    """Print without highlighting: what is red or green was meant so."""
+    console.print(what, highlight=False, markup=False)
