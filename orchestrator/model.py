@@ -15,7 +15,6 @@ from typing import Literal
 Role = Literal["train", "eval"]
 TransportName = Literal["auto", "fabric", "openssh", "local"]
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
-EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ class Job:
     harness_remote: str
     command: tuple[str, ...]
     """argv with {python}, {checkpoint}, {result} and {data.NAME}"""
-    data: Mapping[str, str] = EMPTY
+    data: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """name -> path on the evaluation host; relative ones are relative to harness_remote"""
     ship: Literal["model", "whole"] = "model"
     model_key: str | None = None
