@@ -29,7 +29,7 @@ python_for_venv() {  # the system's python first: test hosts see /usr, not a hom
 make_venv() {  # make_venv EXTRA: .venv with pip install -e .[EXTRA], done again when pyproject or the pins change
   local extra=$1 stamp python
   stamp=$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | cksum | tr -d ' ')-$extra
-  [ "$(cat "$ROOT/.venv/orch-stamp" 2>/dev/null)" = "$stamp" ] && return 0
+  grep -qxF "$stamp" "$ROOT/.venv/orch-stamp" 2>/dev/null && return 0
   if ! python=$(python_for_venv); then
     as_root_on_debian && { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3 python3-venv >/dev/null; }
     python=$(python_for_venv) || { say "Python 3.10 or later with venv is needed (Debian: apt install python3-venv)"; exit 2; }
@@ -37,5 +37,5 @@ make_venv() {  # make_venv EXTRA: .venv with pip install -e .[EXTRA], done again
   say "making .venv with $("$python" --version), extra '$extra' (torch is pinned in constraints.txt)"
   [ -x "$ROOT/.venv/bin/python" ] || "$python" -m venv "$ROOT/.venv"
   "$ROOT/.venv/bin/python" -m pip install -q -c "$ROOT/constraints.txt" -e "$ROOT[$extra]"
-  echo "$stamp" > "$ROOT/.venv/orch-stamp"
+  echo "$stamp" >> "$ROOT/.venv/orch-stamp"
 }

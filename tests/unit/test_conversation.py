@@ -1,0 +1,143 @@
+"""The conversation with the agent: it starts through noise, says why it can't, and ends when nobody listens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ConfigError, RemotePythonError
+from orchestrator.model import Host, Timeouts
+from orchestrator.ssh.agent import ask, why_no_agent
+from orchestrator.ssh.local import LocalConnection
+from remote_payload.agent import wire
+
+ROOT = Path(__file__).parent.parent.parent
+TIMEOUTS = Timeouts(heartbeat=0.2, dead=3.0, agent_dead=1.0)
+
+
+def host(python: str = sys.executable) -> Host:
+    return Host(name="here", ssh="here", roles=frozenset({"eval"}), transport="local", python=python)
+
+
+def question(python: str = sys.executable) -> None:
+    ask(
+        LocalConnection(host(python), TIMEOUTS),
+        host(python),
+        "scan",
+        {"root": "/no/such"},
+        role="train",
+        timeouts=TIMEOUTS,
+    )
+
+
+def test_an_expected_failure_on_the_host_becomes_the_error_with_its_exit_code() -> None:
+    with pytest.raises(ConfigError, match="/no/such"):
+        question()
+
+
+def test_noise_of_a_login_shell_is_dropped(tmp_path: Path) -> None:
+    noisy = tmp_path / "python"
+    noisy.write_text(f'#!/bin/sh\necho "Welcome! quota 93%"\nexec {sys.executable} "$@"\n')
+    noisy.chmod(0o755)
+    with pytest.raises(ConfigError, match="/no/such"):
+        question(str(noisy))
+
+
+def test_a_host_without_that_python_says_so() -> None:
+    with pytest.raises(RemotePythonError, match=r"no python3\.99 there"):
+        question("python3.99")
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "message"),
+    [
+        (1, "orch-old-python 3.6\n", "is python 3.6; 3.8 or later is needed"),
+        (1, "This account is currently not available.\n", "may not run commands"),
+        (1, "python3: Command not found.\n", "no python3 there"),
+        (127, "fish: Unknown command: python3", "no python3 there"),
+        (1, "ImportError: no module named zlib", "did not start the agent"),
+    ],
+)
+def test_each_way_not_to_start_has_its_sentence(status: int, said: str, message: str) -> None:
+    assert message in why_no_agent(host("python3"), status, said)["message"]
+
+
+TALKER = """
+import sys, time
+from remote_payload.agent.talk import Talk
+out = open(1, "wb", buffering=0, closefd=False)
+talk = Talk(sys.stdin.buffer, out, beat=0.2, dead=1.0, bundle="")
+talk.start()
+child = talk.spawn(["sleep", "60"])
+talk.progress({"child": child.pid})
+time.sleep(60)
+"""
+
+
+def gone(pid: int, within: float) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("ending", ["eof", "silence"])
+def test_the_agent_ends_with_what_it_started_when_the_controller_is_gone(ending: str) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
+    )
+    assert agent.stdin and agent.stdout
+    try:
+        frame = wire.read_frame(agent.stdout.read)
+        assert frame is not None
+        child = wire.decode_json(frame[1])["progress"]["child"]
+        if ending == "eof":
+            agent.stdin.close()
+        assert agent.wait(timeout=5) == 71
+        assert gone(child, within=2)
+    finally:
+        if agent.poll() is None:
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.stdout.close()
+        if not agent.stdin.closed:
+            agent.stdin.close()
+
+
+def test_heartbeats_keep_the_agent_alive() -> None:
+    agent = subprocess.Popen([sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT)
+    assert agent.stdin
+    try:
+        for _ in range(20):
+            agent.stdin.write(wire.encode(wire.BEAT))
+            agent.stdin.flush()
+            time.sleep(0.1)
+        assert agent.poll() is None
+    finally:
+        agent.stdin.close()
+        assert agent.wait(timeout=5) == 71
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="holds Linux' resource limits")
+def test_on_a_training_box_the_kernel_lets_no_file_grow(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from remote_payload.agent.main import _stay_harmless\n"
+        "_stay_harmless()\n"
+        "fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        "os.write(fd, b'x')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "f")], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 1
+    assert "File too large" in run.stderr
+    assert (tmp_path / "f").stat().st_size == 0
