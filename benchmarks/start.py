@@ -87,9 +87,7 @@ def measure(folder: Path, environment: dict[str, str], rounds: int) -> None:
                 seconds[what].append(spent)
     for what, spent_s in seconds.items():
         low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
-        print(
-            f"{what:<18} median {middle * 1000:6.0f} ms  (min {low * 1000:.0f}, max {high * 1000:.0f}, n {len(spent_s)})"
-        )
+        print(f"{what:<18} median {middle * 1000:6.0f} ms  ({low * 1000:.0f} to {high * 1000:.0f}, n {len(spent_s)})")
     ratio = statistics.median(a / b for a, b in zip(seconds["orch status"], seconds["ssh true on both"], strict=True))
     print(f"status_against_ssh {ratio:.2f} {GOAL} {'ok' if ratio <= GOAL else 'short'}")
 

@@ -57,10 +57,7 @@ def contents(
     """The host's versions of these files; None for one that is missing there or too large to show."""
     args = {"remote": job.harness_remote, "paths": list(paths)}
     answer = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)
-    return {
-        path: None if row.get("content") is None else base64.b64decode(row["content"])
-        for path, row in answer["files"].items()
-    }
+    return {row["path"]: None if row["data"] is None else base64.b64decode(row["data"]) for row in answer["files"]}
 
 
 def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Iterator[FileDiff]:
@@ -87,15 +84,21 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
 def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: Timeouts) -> Pushed:
     """Make the host's harness equal to the local one. Raises Refused when it changed since it was looked at."""
     sent = [file for file in found.local.files if file.path in _to_send(found)]
+    gone = [one.path for one in found.files if one.change == "deleted" and one.path not in _paths(found.local)]
     args: dict[str, Any] = {
         "remote": job.harness_remote,
+        "delete": gone,
         "entries": entries_of(found.local),
         "expected": None if found.remote is None else entries_of(found.remote),
         "send": [file.path for file in sent],
     }
-    pieces = (piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size))
-    answer = ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces)
+    pieces = [piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size)]
+    answer = ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces or None)
     return Pushed(paths=tuple(answer["pushed"]), saved=answer["saved"])
+
+
+def _paths(harness: Harness) -> set[str]:
+    return {file.path for file in harness.files}
 
 
 def _to_send(found: Drift) -> set[str]:

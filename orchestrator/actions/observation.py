@@ -79,7 +79,7 @@ def eval_question(host: Host, job: Job, local: Harness, *, digest: bool) -> dict
     return {
         "workdir": host.workdir,
         "remote": job.harness_remote,
-        "manifest": entries_of(local),
+        "entries": entries_of(local),
         "data": dict(job.data),
         "digest": digest,
         "headline": job.result.headline,
@@ -148,15 +148,16 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
 
 def _eval_facts(host: Host, facts: Json) -> EvalFacts:
     found = facts["harness"]
+    base = found["base"]
     return EvalFacts(
         harness=harness_of(found["files"]) if found["exists"] else None,
-        base=harness_of(found["base"]) if found["base"] is not None else None,
+        base=harness_of(base) if base is not None else None,
         extras=tuple(extra["path"] for extra in found["extras"]),
         staged={row["identity"]: row for row in facts["staged"]},
         runs=tuple(read_run(host.name, row) for row in facts["runs"]),
         remote_folder=tuple(facts["remote_folder"]),
         data=facts["data"],
-        server=facts.get("server"),
-        python=facts.get("python"),
-        errors=tuple(facts.get("errors", ())),
+        server=facts["server"],
+        python=facts["python"],
+        errors=tuple(f"{host.name}: {note}" for note in found["notes"]),
     )

@@ -39,6 +39,7 @@ def launch(
     spec = {
         "job": job.name,
         "run": training_run,
+        "host": host.name,
         "step": step,
         "checkpoint": digests.checkpoint,
         "digests": {
@@ -47,18 +48,17 @@ def launch(
             "job": digests.job,
             "data": digests.data,
         },
-        "harness": {"remote": job.harness_remote, "digest": harness.digest, "entries": entries_of(harness)},
+        "harness": {"remote": job.harness_remote, "digest": harness.digest, "files": entries_of(harness)},
         "command": list(job.command),
         "python": host.python,
         "data": dict(job.data),
         "ship": job.ship,
         "env": dict(env),
-        "secret_names": sorted(secrets),
         "limits": limits,
         "result": job.result.file,
         "windows": windows,
     }
-    args = {"workdir": host.workdir, "key": key, "spec": spec, "secrets": dict(secrets)}
+    args = {"workdir": host.workdir, "key": key, "id": f"{step}-{key[:8]}", "spec": spec, "secrets": dict(secrets)}
     answer = ask(connection, host, "launch", args, role="eval", timeouts=timeouts)
     run_id: str = answer["id"]
     return run_id
@@ -70,11 +70,11 @@ def follow(
     """Follow a run to its end; each look is {state, log, offset, progress}. Raises ConnectionLost: then ask again."""
     args = {"workdir": host.workdir, "id": run_id, "offset": offset, "poll": timeouts.poll}
     with Conversation(connection, host, "follow", args, role="eval", timeouts=timeouts) as conversation:
-        return read_run(host.name, conversation.result(on_look))
+        return read_run(host.name, conversation.result(on_look)["run"])
 
 
 def collect(connection: Connection, host: Host, run_id: str, timeouts: Timeouts) -> dict[str, bytes]:
     """A finished run's small files: spec.json, exit.json, the result file ..."""
     args = {"workdir": host.workdir, "id": run_id}
     answer = ask(connection, host, "collect", args, role="eval", timeouts=timeouts)
-    return {name: base64.b64decode(content) for name, content in answer["files"].items()}
+    return {row["name"]: base64.b64decode(row["data"]) for row in answer["files"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.errors import TransferError
 from orchestrator.model import Checkpoint, Host, Job, Timeouts
@@ -41,11 +41,17 @@ def ship(
             "workdir": target[1].workdir,
             "identity": checkpoint.identity,
             "files": announced["files"],
-            "meta": {"step": checkpoint.step, "source": f"{checkpoint.host}:{checkpoint.root}/{checkpoint.path}"},
+            "meta": {
+                "step": checkpoint.step,
+                "source": f"{checkpoint.host}:{checkpoint.root}/{checkpoint.path}",
+                "entry": _entry(announced["files"]),
+            },
         }
         with Conversation(
             target[0], target[1], "receive", ask_target, role="eval", timeouts=timeouts, bulk=True
         ) as receiver:
+            if "ready" not in next(receiver.events(), {}):
+                return announced  # somebody else has brought it meanwhile
             done = 0
             for event in sender.events():
                 if isinstance(event, bytes):
@@ -56,3 +62,8 @@ def ship(
             receiver.tell({"files": sender.answer["files"]})
             receiver.result()
     return sender.answer
+
+
+def _entry(files: Sequence[Mapping[str, object]]) -> str:
+    """What stands for the checkpoint on the harness' command line: its only file, else its folder."""
+    return str(files[0]["path"]) if len(files) == 1 else ""
