@@ -1,0 +1,69 @@
+"""Which run, job and evaluation host a command means, whether the user named them or not. Raises ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.config.document import displayed, quoted
+from orchestrator.config.kinds import did_you_mean
+from orchestrator.config.load import job_names, load_job
+from orchestrator.errors import ConfigError
+from orchestrator.model import Host, Inventory, Job, TrainingRun
+
+
+def choose_run(inventory: Inventory, name: str | None) -> TrainingRun:
+    """The run of that name; without a name the only one there is."""
+    if name is not None:
+        return inventory.runs[_known("run", name, list(inventory.runs), inventory)]
+    return inventory.runs[_only("run", list(inventory.runs), inventory, "name one: orch COMMAND RUN")]
+
+
+def choose_eval_host(inventory: Inventory, run: TrainingRun, flag: str | None) -> Host:
+    """`--host`, else the run's eval_host, else the only host with the role eval."""
+    evaluators = [host for host, entry in inventory.hosts.items() if "eval" in entry.roles]
+    if flag is not None:
+        chosen = inventory.hosts[_known("host", flag, list(inventory.hosts), inventory)]
+        if "eval" not in chosen.roles:
+            raise ConfigError(
+                f"host {flag!r} doesn't have the role eval",
+                hint=f"Hosts that have it: {', '.join(evaluators) or 'none'}",
+            )
+        return chosen
+    if run.eval_host is not None:
+        return inventory.hosts[run.eval_host]
+    advice = f"choose one with --host, or set runs.{run.name}.eval_host"
+    return inventory.hosts[_only("host with the role eval", evaluators, inventory, advice)]
+
+
+def choose_job(inventory: Inventory, run: TrainingRun, flag: str | None) -> Job:
+    """`--job`, else the run's job, else the only one in jobs/."""
+    if flag is not None:
+        return load_job(inventory, flag)
+    if run.job is not None:
+        try:
+            return load_job(inventory, run.job)
+        except ConfigError as error:
+            if run.job in job_names(inventory):
+                raise
+            message = f"{displayed(inventory.path)}: runs.{run.name}.job: {error.message}"
+            raise ConfigError(message, hint=error.hint) from None
+    advice = f"choose one with --job, or set runs.{run.name}.job"
+    return load_job(inventory, _only("job in jobs/", list(job_names(inventory)), inventory, advice))
+
+
+def _known(what: str, name: str, names: Sequence[str], inventory: Inventory) -> str:
+    if name not in names:
+        raise ConfigError(
+            f"no {what} {quoted(name)} in {displayed(inventory.path)}; {did_you_mean(name, names)}",
+            hint=f"{what.capitalize()}s there: {', '.join(names) or 'none'}",
+        )
+    return name
+
+
+def _only(what: str, names: Sequence[str], inventory: Inventory, advice: str) -> str:
+    if len(names) != 1:
+        listed = f"{len(names)}: {', '.join(names)}" if names else "none"
+        raise ConfigError(
+            f"expected one {what} in {displayed(inventory.path)}, found {listed}", hint=advice.capitalize()
+        )
+    return names[0]

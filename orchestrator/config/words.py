@@ -1,0 +1,112 @@
+"""What single words of the files may be: names, ssh targets, paths, placeholders. Every refusal is a ValueError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
+VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""set by orch, so that an evaluation sees no GPU"""
+PLACEHOLDERS = ("python", "checkpoint", "result")
+DATA_PREFIX = "data."
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+_SHELL = set("'\"`$\\;&<>|(){}*?!#")
+
+
+def text(word: str) -> str:
+    """Any text but none at all, and without NUL, which no command line or path can hold."""
+    if not word.strip():
+        raise ValueError("some text")
+    if "\0" in word:
+        raise ValueError("text without a NUL byte")
+    return word
+
+
+def name(word: str) -> str:
+    """The name of a host, run, job or data folder: it becomes part of file names."""
+    if not re.fullmatch(NAME_PATTERN.strip("^$"), word, re.ASCII):
+        raise ValueError("a name of letters, digits, '.', '_' and '-', at most 64")
+    return word
+
+
+def variable(word: str) -> str:
+    """The name of an environment variable that a job may set."""
+    if not re.fullmatch(VARIABLE_PATTERN.strip("^$"), word, re.ASCII):
+        raise ValueError("the name of an environment variable")
+    if word in GPU_VARIABLES:
+        raise ValueError("any variable but those that hide the GPUs, which orch sets itself")
+    return word
+
+
+def ssh_target(word: str) -> str:
+    """An alias, `host`, `user@host` or `user@host:port`. Nothing that ssh or a shell could read as something else."""
+    if not word or any(not char.isprintable() or char.isspace() for char in word):
+        raise ValueError("an ssh target without spaces and control characters")
+    if any(part.startswith("-") for part in (word, word.rpartition("@")[2])):
+        raise ValueError("an ssh target that doesn't begin with '-'")
+    if _SHELL & set(word):
+        raise ValueError("an ssh target like ct200 or root@10.1.2.6")
+    return word
+
+
+def remote_folder(word: str) -> str:
+    """A folder that orch may write to: not the root, not the home, and without `..`."""
+    parts = text(word).rstrip("/").split("/")
+    if ".." in parts or word.rstrip("/") in ("", "~", "."):
+        raise ValueError("a folder of its own, such as /root/eval or ~/orch")
+    return word
+
+
+def result_file(word: str) -> str:
+    """A file inside the run folder."""
+    if text(word).startswith(("/", "~")) or ".." in word.split("/") or word.endswith("/"):
+        raise ValueError("a file name relative to the run folder, such as eval_results.json")
+    return word
+
+
+def layout(word: str) -> str:
+    """The name of a layout, or a pattern that says where the step stands."""
+    if ("/" in word or "{" in word) and word.count("{step}") < 1:
+        raise ValueError("the name of a layout, or a pattern like step_{step}/checkpoint.pt")
+    unknown = {found for found in re.findall(r"\{([^{}]*)\}", word) if found != "step"}
+    if unknown:
+        raise ValueError(f"no placeholder but {{step}} in a layout (not {{{sorted(unknown)[0]}}})")
+    return text(word)
+
+
+def progress(word: str) -> str:
+    """The name of a preset, or a regular expression with the named group step."""
+    if "(" not in word:
+        return name(word)
+    try:
+        groups = re.compile(word).groupindex
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    unknown = sorted(set(groups) - {"step", "epoch", "loss", "rate", "unit"})
+    if "step" not in groups or unknown:
+        raise ValueError("a regular expression with named groups step and maybe epoch, loss, rate, unit")
+    return word
+
+
+def server(word: str) -> str:
+    """The URL of a server, without a user or password in it."""
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@]*)?", word):
+        raise ValueError("a URL like http://127.0.0.1:30000, without user and password")
+    return word
+
+
+def placeholders(word: str) -> tuple[str, ...]:
+    """Names in braces in one word of a command: `--x={data.cache}` -> ("data.cache",). `{{name}}` is no placeholder."""
+    return tuple(found[2] for found in _PLACEHOLDER.finditer(word) if found[2])
+
+
+def fill_command(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """The argv with every placeholder replaced by its value, and `{{name}}` by `{name}`.
+
+    Other braces, as in a JSON argument, stay. Raises KeyError for a name without a value: load_job has checked them.
+    """
+    return tuple(
+        _PLACEHOLDER.sub(lambda found: values[found[2]] if found[2] else "{" + found[1] + "}", word) for word in command
+    )
