@@ -64,6 +64,6 @@ def _only(what: str, names: Sequence[str], inventory: Inventory, advice: str) ->
     if len(names) != 1:
         listed = f"{len(names)}: {', '.join(names)}" if names else "none"
         raise ConfigError(
-            f"expected one {what} in {displayed(inventory.path)}, found {listed}", hint=advice.capitalize()
+            f"expected one {what} in {displayed(inventory.path)}, found {listed}", hint=advice[0].upper() + advice[1:]
         )
     return names[0]

@@ -54,6 +54,11 @@ def line_of(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
+def is_plain(node: yaml.ScalarNode) -> bool:
+    """Written without quotes (libyaml says "" here, the pure Python parser None)."""
+    return not node.style
+
+
 class Wrong(Exception):
     """One thing that is wrong at one place of a document; caught by the container that reads on."""
 
@@ -96,9 +101,9 @@ class Document:
         try:
             node = yaml.compose(text, Loader=SafeLoader)
         except yaml.MarkedYAMLError as error:
-            raise self._syntax_error(error) from None
+            raise self._syntax_error(error, text) from None
         except yaml.YAMLError as error:
-            line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+            line = text.encode().count(b"\n", 0, getattr(error, "position", 0)) + 1
             raise self._error(f"{self.shown_path}:{line}: not YAML: a control character that YAML forbids") from None
         if node is None:
             raise self._error(f"{self.shown_path}: the file is empty")
@@ -118,7 +123,7 @@ class Document:
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.problem(path, line_of(key_node), "expected a name as key, found a list or mapping")
-            elif key_node.value == MERGE_KEY and key_node.style is None:
+            elif key_node.value == MERGE_KEY and is_plain(key_node):
                 merged.extend(self._merged(value, path))
             elif key_node.value in seen:
                 first = seen[key_node.value]
@@ -185,13 +190,13 @@ class Document:
             line = raw.count(b"\n", 0, error.start) + 1
             raise self._error(f"{self.shown_path}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}") from None
 
-    def _syntax_error(self, error: yaml.MarkedYAMLError) -> ConfigError:
+    def _syntax_error(self, error: yaml.MarkedYAMLError, text: str) -> ConfigError:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
+        line, index = (mark.line, mark.index) if mark else (0, 0)
         what = " ".join(part for part in (error.context, error.problem) if part)
-        if "'\\t'" in what or "tab character" in what:
+        if text[index : index + 1] == "\t":
             what = "a tab: YAML indents with spaces alone"
-        return self._error(f"{self.shown_path}:{line}: not YAML: {what}")
+        return self._error(f"{self.shown_path}:{line + 1}: not YAML: {what}")
 
     def _error(self, message: str) -> ConfigError:
         return ConfigError(message, hint=self.hint)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from orchestrator.config.document import Document, Reader, Wrong, YamlPath, line_of, quoted
+from orchestrator.config.document import Document, Reader, Wrong, YamlPath, is_plain, line_of, quoted
 
 Schema = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Scalar:
         _refuse_tags(node, path)
         if not isinstance(node, yaml.ScalarNode):
             raise Wrong(path, line_of(node), f"expected {self.expected}, found {_described(node)}")
-        if node.style is None and node.value in ("", "null", "Null", "NULL"):
+        if is_plain(node) and node.value in ("", "null", "Null", "NULL"):
             raise Wrong(path, line_of(node), f"expected {self.expected}, found no value; leave the key out instead")
         try:
             return self.parse(node.value)
@@ -63,12 +63,16 @@ class ListOf:
         _refuse_tags(node, path)
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise Wrong(path, line_of(node), f"expected {self.expected}, found {_described(node)}")
-        values = []
+        values: list[Any] = []
+        wrongs: list[Wrong] = []
         for index, child in enumerate(node.value):
             try:
                 values.append(self.item.read(document, child, (*path, index)))
             except Wrong as wrong:
-                document.problems.append(wrong)
+                wrongs.append(wrong)
+        if wrongs:
+            document.problems.extend(wrongs[:-1])
+            raise wrongs[-1]
         return tuple(values)
 
     def schema(self) -> Schema:

@@ -24,6 +24,7 @@ LARGEST = 2**63 - 1
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|min|[smhd])")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern} ?)+")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _RANGE = re.compile(r"([0-9]{1,6})(?:\s*-\s*([0-9]{1,6}))?")
 
@@ -55,7 +56,7 @@ def duration(text: str) -> float:
         seconds = float(text)
     else:
         parts = _DURATION_PART.findall(text)
-        if not parts or "".join(text.split()) != "".join(number + unit for number, unit in parts):
+        if not _DURATION.fullmatch(text):
             raise ValueError("a duration like 6h, 90s or 1h30m")
         if len({unit for _, unit in parts}) != len(parts):
             raise ValueError("a duration that names each unit once, like 1h30m")

@@ -84,7 +84,7 @@ def _from_file(name: str, where: str) -> bytes:
         with path.open("rb") as file:
             return file.read(LARGEST_VALUE + 1)
     except OSError as error:
-        raise ConfigError(f"{where}: can't read {quoted(name)}: {error.strerror}") from None
+        raise ConfigError(f"{where}: can't read {quoted(name, limit=300)}: {error.strerror}") from None
 
 
 def _from_command(name: str, user: UserConfig, where: str) -> bytes:

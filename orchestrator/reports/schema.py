@@ -1,0 +1,181 @@
+"""JSON Schemas of what commands print with --json: the promise that programs rely on.
+
+Later versions add keys, so other keys are allowed everywhere. A document that carries `error` may lack the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.errors import ConfigError
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+FLAG: Schema = {"type": "boolean"}
+TIME: Schema = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)$"}
+"""ISO-8601 in UTC"""
+EXIT_CODES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 124, 130)
+RUN_STATES = ("queued", "running", "succeeded", "failed", "cancelled", "refused", "lost")
+VERDICTS = ("undisturbed", "changed", "ended", "not_observed")
+
+
+def one_of(*words: str) -> Schema:
+    """One of these words."""
+    return {"enum": list(words)}
+
+
+def maybe(schema: Schema) -> Schema:
+    """The same, or null where it is not known."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def many(schema: Schema) -> Schema:
+    """A list."""
+    return {"type": "array", "items": schema}
+
+
+def record(**keys: Schema) -> Schema:
+    """An object that has at least these keys."""
+    return {"type": "object", "properties": keys, "required": list(keys)}
+
+
+ERROR = record(code={"enum": list(EXIT_CODES)}, message=TEXT, hint=TEXT, host=TEXT)
+
+LATEST = maybe(record(path=TEXT, step=COUNT, bytes=COUNT, age_s=maybe(NUMBER)))
+GPU = record(
+    index=COUNT,
+    name=TEXT,
+    role=maybe(TEXT),
+    utilisation=maybe(NUMBER),
+    memory_used=maybe(COUNT),
+    memory_total=maybe(COUNT),
+    clients=many(INTEGER),
+)
+HOST = record(
+    name=TEXT,
+    ok=FLAG,
+    error=maybe(TEXT),
+    transport=maybe(TEXT),
+    cpus=maybe(COUNT),
+    load=maybe(NUMBER),
+    memory=maybe(record(total=maybe(COUNT), available=maybe(COUNT))),
+    disk=maybe(record(path=TEXT, total=COUNT, free=COUNT)),
+    gpus=many(GPU),
+)
+PROCESS = record(
+    state=one_of("running", "stopped", "zombie", "absent", "ambiguous", "hidden"),
+    pid=maybe(INTEGER),
+    started_at=maybe(TIME),
+    user=maybe(TEXT),
+)
+PROGRESS = maybe(
+    record(
+        step=maybe(COUNT),
+        epoch=maybe(NUMBER),
+        loss=maybe(NUMBER),
+        rate=maybe(NUMBER),
+        rate_unit=maybe(TEXT),
+        age_s=maybe(NUMBER),
+        stalled=maybe(FLAG),
+    )
+)
+REMOTE_ENTRY = record(
+    path=TEXT,
+    kind=one_of("checkpoint", "cache", "result", "other"),
+    bytes=maybe(COUNT),
+    modified_at=maybe(TIME),
+    headline=maybe(NUMBER),
+)
+TRAINING = record(
+    name=TEXT,
+    host=TEXT,
+    process=PROCESS,
+    progress=PROGRESS,
+    latest=LATEST,
+    steps_behind=maybe(INTEGER),
+    next_checkpoint_in_s=maybe(NUMBER),
+    skipped=many(record(path=TEXT, reason=TEXT)),
+    harness=one_of("in_sync", "local_ahead", "remote_edited", "both", "absent", "unknown"),
+    evaluations=many(record(id=TEXT, step=COUNT, state=one_of(*RUN_STATES))),
+    unevaluated=many(COUNT),
+    remote_folder=many(REMOTE_ENTRY),
+)
+
+CANDIDATE = record(
+    path=TEXT, step=maybe(COUNT), state=one_of("complete", "writing", "torn", "ignored"), reason=maybe(TEXT)
+)
+FOUND = maybe(record(path=TEXT, step=COUNT, bytes=COUNT, ship_bytes=COUNT, identity=TEXT))
+
+CHANGED_FILE = record(
+    path=TEXT, change=one_of("added", "modified", "deleted", "mode", "extra"), side=one_of("local", "remote", "both")
+)
+
+ACTION = record(do=one_of("sync", "ship", "launch", "join", "nothing"), why=TEXT, bytes=maybe(COUNT), route=maybe(TEXT))
+ESTIMATE = record(value=NUMBER, low=maybe(NUMBER), high=maybe(NUMBER))
+PLAN = record(checkpoint=maybe({"type": "object"}), actions=many(ACTION), refused=many(record(reason=TEXT, hint=TEXT)))
+MEASURED = record(
+    file=maybe(TEXT),
+    headline=maybe(record(name=TEXT, **ESTIMATE["properties"])),
+    baseline=maybe(ESTIMATE),
+    verdict=maybe(one_of("better", "worse", "no_difference")),
+)
+DIGESTS = record(checkpoint=TEXT, harness=TEXT, job=TEXT, data=TEXT)
+
+DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
+    "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
+    "checkpoints": (
+        {
+            "run": TEXT,
+            "host": TEXT,
+            "root": TEXT,
+            "layout": maybe(TEXT),
+            "latest": FOUND,
+            "candidates": many(CANDIDATE),
+        },
+        {},
+    ),
+    "sync-harness": (
+        {
+            "host": TEXT,
+            "state": TEXT,
+            "local": maybe(TEXT),
+            "remote": maybe(TEXT),
+            "base": maybe(TEXT),
+            "files": many(CHANGED_FILE),
+            "pushed": many(TEXT),
+            "saved": maybe(TEXT),
+        },
+        {},
+    ),
+    "eval-latest": (
+        {"plan": PLAN},
+        {
+            "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
+            "result": maybe(MEASURED),
+            "digests": maybe(DIGESTS),
+            "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
+        },
+    ),
+}
+"""command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
+
+
+def document_schema(name: str) -> Schema:
+    """JSON Schema (draft 2020-12) of one command's document. Raises ConfigError for a command that has none."""
+    if name not in DOCUMENTS:
+        raise ConfigError(f"no schema {name!r}; known: {', '.join(DOCUMENTS)}")
+    always, later = DOCUMENTS[name]
+    common = record(schema={"type": "integer", "minimum": 1}, command={"const": name}, warnings=many(TEXT))
+    return {
+        "$schema": DIALECT,
+        "title": f"orch {name} --json",
+        **common,
+        "properties": {**common["properties"], "error": ERROR, **always, **later},
+        "if": {"not": {"required": ["error"]}},
+        "then": {"required": list(always)},
+    }
