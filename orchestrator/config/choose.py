@@ -18,8 +18,8 @@ def choose_run(inventory: Inventory, name: str | None) -> TrainingRun:
     return inventory.runs[_only("run", list(inventory.runs), inventory, "name one: orch COMMAND RUN")]
 
 
-def choose_eval_host(inventory: Inventory, run: TrainingRun, flag: str | None) -> Host:
-    """`--host`, else the run's eval_host, else the only host with the role eval."""
+def choose_eval_host(inventory: Inventory, run: TrainingRun | None, flag: str | None) -> Host:
+    """`--host`, else the run's eval_host, else the only host with the role eval. `run` is None where none is meant."""
     evaluators = [host for host, entry in inventory.hosts.items() if "eval" in entry.roles]
     if flag is not None:
         chosen = inventory.hosts[_known("host", flag, list(inventory.hosts), inventory)]
@@ -29,9 +29,9 @@ def choose_eval_host(inventory: Inventory, run: TrainingRun, flag: str | None) -
                 hint=f"Hosts that have it: {', '.join(evaluators) or 'none'}",
             )
         return chosen
-    if run.eval_host is not None:
+    if run is not None and run.eval_host is not None:
         return inventory.hosts[run.eval_host]
-    advice = f"choose one with --host, or set runs.{run.name}.eval_host"
+    advice = f"choose one with --host, or set runs.{run.name if run else 'RUN'}.eval_host"
     return inventory.hosts[_only("host with the role eval", evaluators, inventory, advice)]
 
 
@@ -47,8 +47,12 @@ def choose_job(inventory: Inventory, run: TrainingRun, flag: str | None) -> Job:
                 raise
             message = f"{displayed(inventory.path)}: runs.{run.name}.job: {error.message}"
             raise ConfigError(message, hint=error.hint) from None
-    advice = f"choose one with --job, or set runs.{run.name}.job"
-    return load_job(inventory, _only("job in jobs/", list(job_names(inventory)), inventory, advice))
+    return load_job(inventory, only_job(inventory))
+
+
+def only_job(inventory: Inventory) -> str:
+    """The name of the only job in jobs/."""
+    return _only("job in jobs/", job_names(inventory), inventory, "choose one with --job, or set job: of the run")
 
 
 def _known(what: str, name: str, names: Sequence[str], inventory: Inventory) -> str:

@@ -51,8 +51,15 @@ def load_user_config(environ: Mapping[str, str] | None = None) -> UserConfig:
     return UserConfig(path=path, commands=values.get("commands", {}))
 
 
-def resolve_env(job: Job, user: UserConfig, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The job's environment as (plain values, secret values). Raises ConfigError, which never holds a value."""
+def resolve_env(
+    job: Job, user: UserConfig | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The job's environment as (plain values, secret values); by default with this user's own config.yaml.
+
+    Raises ConfigError, which never holds a value.
+    """
+    environ = os.environ if environ is None else environ
+    user = load_user_config(environ) if user is None else user
     plain: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for variable, value in job.env.items():

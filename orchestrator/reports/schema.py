@@ -44,7 +44,7 @@ def record(**keys: Schema) -> Schema:
     return {"type": "object", "properties": keys, "required": list(keys)}
 
 
-ERROR = record(code={"enum": list(EXIT_CODES)}, message=TEXT, hint=TEXT, host=TEXT)
+ERROR = record(code={"enum": list(EXIT_CODES)}, message=TEXT, hint=maybe(TEXT), host=maybe(TEXT))
 
 LATEST = maybe(record(path=TEXT, step=COUNT, bytes=COUNT, age_s=maybe(NUMBER)))
 GPU = record(
@@ -94,7 +94,7 @@ REMOTE_ENTRY = record(
 TRAINING = record(
     name=TEXT,
     host=TEXT,
-    process=PROCESS,
+    process=maybe(PROCESS),
     progress=PROGRESS,
     latest=LATEST,
     steps_behind=maybe(INTEGER),
@@ -153,7 +153,7 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         {},
     ),
     "eval-latest": (
-        {"plan": PLAN},
+        {"plan": maybe(PLAN)},
         {
             "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
             "result": maybe(MEASURED),
@@ -163,6 +163,7 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     ),
 }
 """command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
+NAMES = tuple(DOCUMENTS)
 
 
 def document_schema(name: str) -> Schema:
