@@ -100,6 +100,8 @@ class Document:
         text = self._text()
         try:
             node = yaml.compose(text, Loader=SafeLoader)
+        except RecursionError:  # libyaml has its own limit, the pure Python parser this one
+            raise self._error(f"{self.shown_path}: not YAML: nesting without end") from None
         except yaml.MarkedYAMLError as error:
             raise self._syntax_error(error, text) from None
         except yaml.YAMLError as error:

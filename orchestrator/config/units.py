@@ -22,7 +22,7 @@ LONGEST = 10 * 365 * 86400.0
 """seconds: a longer duration is a slip of the pen, and would overflow timers"""
 LARGEST = 2**63 - 1
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?: ?([A-Za-z]+))?")
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|min|[smhd])")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern} ?)+")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -41,9 +41,9 @@ def whole_number(text: str) -> int:
 def size(text: str) -> int:
     """Bytes of `60GiB`, `512 MiB`, `1.5GB` or plain `1048576`. KB, MB, GB are powers of 1000; KiB, MiB, GiB of 1024."""
     found = _SIZE.fullmatch(text)
-    if not found or found[2].lower() not in SIZE_UNITS:
+    unit = SIZE_UNITS.get((found[2] or "").lower()) if found else None
+    if not found or unit is None:
         raise ValueError("a size like 60GiB, 512MiB or a number of bytes")
-    unit = SIZE_UNITS[found[2].lower()]
     amount = int(found[1]) * unit if found[1].isdigit() else round(float(found[1]) * unit)
     if not 0 < amount <= LARGEST:
         raise ValueError("a size above zero and below 8 EiB")
