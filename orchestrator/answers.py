@@ -14,28 +14,31 @@ Json = Mapping[str, Any]
 def read_scan(host: str, answer: Json) -> Scan:
     """The nouns in a scan's answer."""
     found = answer["latest"]
-    latest = None
-    if found is not None:
-        latest = Checkpoint(
-            host=host,
-            root=answer["root"],
-            path=found["path"],
-            step=found["step"],
-            bytes=found["bytes"],
-            ship_bytes=found["ship_bytes"],
-            identity=found["identity"],
-        )
+    complete = (_checkpoint(host, answer["root"], row) for row in answer["candidates"] if row["state"] == "complete")
     return Scan(
         host=host,
         root=answer["root"],
         layout=answer["layout"],
-        latest=latest,
+        latest=_checkpoint(host, answer["root"], found) if found else None,
         latest_age=found.get("age_s") if found else None,
+        complete=tuple(sorted(complete, key=lambda checkpoint: checkpoint.step)),
         candidates=tuple(
             Candidate(path=row["path"], step=row["step"], state=row["state"], reason=row["reason"] or "")
             for row in answer["candidates"]
         ),
         warnings=tuple(answer["warnings"]),
+    )
+
+
+def _checkpoint(host: str, root: str, row: Json) -> Checkpoint:
+    return Checkpoint(
+        host=host,
+        root=root,
+        path=row["path"],
+        step=row["step"],
+        bytes=row["bytes"],
+        ship_bytes=row["ship_bytes"],
+        identity=row["identity"],
     )
 
 

@@ -118,11 +118,12 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
 
 
 def _tell(error: OrchError) -> None:
-    from orchestrator.reports.text import shown
+    from orchestrator.reports.text import shown_lines
 
-    click.echo(f"orch: {shown(error.message, limit=4000)}", err=True)
-    if error.hint:
-        click.echo(f"      {shown(error.hint, limit=1000)}", err=True)
+    lines = shown_lines(error.message, limit=2000)
+    hints = shown_lines(error.hint, limit=1000) if error.hint else []
+    for index, line in enumerate((*lines, *hints)):
+        click.echo(("      " if index else "orch: ") + line, err=True)
 
 
 def _bug(bug: Exception) -> OrchError:

@@ -100,7 +100,12 @@ def from_document(document: Mapping[str, Any]) -> Result:
     """A result from its JSON values."""
     values = {key: value for key, value in document.items() if key != "schema"}
     receipt = values["receipt"]
-    values["receipt"] = Receipt(**{key: tuple(v) if isinstance(v, list) else v for key, v in receipt.items()})
+    values["receipt"] = Receipt(
+        verdict=receipt["verdict"],
+        reasons=tuple(receipt["reasons"]),
+        windows=tuple(receipt["windows"]),
+        limits=tuple(receipt["limits"]),
+    )
     values["digests"] = Digests(**values["digests"])
     for name in ("headline", "baseline"):
         values[name] = Estimate(**values[name]) if values[name] else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.errors import TransferError
 from orchestrator.model import Checkpoint, Host, Job, Timeouts
-from orchestrator.ssh.agent import Conversation, Role
+from orchestrator.ssh.agent import Conversation
 from orchestrator.ssh.connection import Connection
 
 ROUTE = "through this machine's memory, without landing on its disk"
@@ -15,7 +15,7 @@ ROUTE = "through this machine's memory, without landing on its disk"
 def ship(
     checkpoint: Checkpoint,
     job: Job,
-    source: tuple[Connection, Host, Role],
+    source: tuple[Connection, Host],
     target: tuple[Connection, Host],
     timeouts: Timeouts,
     on_bytes: Callable[[int, int], None],
@@ -33,7 +33,7 @@ def ship(
         "identity": checkpoint.identity,
         "limit_rate": None,
     }
-    with Conversation(source[0], source[1], "send", ask_source, role=source[2], timeouts=timeouts, bulk=True) as sender:
+    with Conversation(source[0], source[1], "send", ask_source, role="train", timeouts=timeouts, bulk=True) as sender:
         announced = next(sender.events())
         if not isinstance(announced, dict):
             raise TransferError("the training box sent bytes before their sizes", host=source[1].name)

@@ -147,10 +147,7 @@ def eval_latest(
 def observe(inventory: Inventory, options: Options, connections: Connections, listener: Listener) -> Scene:
     """Look at both boxes at once. Raises what a box that can't be reached raises."""
     run = config.choose_run(inventory, options.run)
-    name = options.job or run.job
-    if name is None:
-        raise ConfigError(f"run {run.name} names no job", hint=f"--job NAME, or `job:` of run {run.name} in hosts.yaml")
-    job = config.load_job(inventory, name)
+    job = config.choose_job(inventory, run, options.job)
     evaluate = config.choose_eval_host(inventory, run, options.host)
     train = inventory.hosts[run.hosts[0]]
     ours = harness.local(job)

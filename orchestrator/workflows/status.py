@@ -148,7 +148,7 @@ def _run_row(
         latest=latest,
         latest_age=scan.latest_age if scan else None,
         steps_behind=step - latest.step if latest and step is not None else None,
-        next_checkpoint_in=_next_checkpoint(scan and checkpoints.spacing(scan), latest, progress),
+        next_checkpoint_in=_next_checkpoint(checkpoints.spacing(scan) if scan else None, latest, progress),
         skipped=checkpoints.passed_over(scan) if scan else (),
         harness=drift,
         evaluations=mine,
