@@ -14,14 +14,12 @@ Json = Mapping[str, Any]
 def read_scan(host: str, answer: Json) -> Scan:
     """The nouns in a scan's answer."""
     found = answer["latest"]
-    complete = (_checkpoint(host, answer["root"], row) for row in answer["candidates"] if row["state"] == "complete")
     return Scan(
         host=host,
         root=answer["root"],
         layout=answer["layout"],
         latest=_checkpoint(host, answer["root"], found) if found else None,
         latest_age=found.get("age_s") if found else None,
-        complete=tuple(sorted(complete, key=lambda checkpoint: checkpoint.step)),
         candidates=tuple(
             Candidate(path=row["path"], step=row["step"], state=row["state"], reason=row["reason"] or "")
             for row in answer["candidates"]

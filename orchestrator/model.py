@@ -279,8 +279,6 @@ class Scan:
     latest: Checkpoint | None
     latest_age: float | None
     """seconds since it was written, by its own host's clock"""
-    complete: tuple[Checkpoint, ...]
-    """all complete ones, by step"""
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
 

@@ -56,8 +56,11 @@ class HostFacts:
     evaluation: EvalFacts | None
 
 
-def run_question(run: TrainingRun, host: Host) -> dict[str, Any]:
-    """What to look at for one training run on one of its hosts; only the first host holds the checkpoints."""
+def run_question(run: TrainingRun, host: Host, step: int | None = None) -> dict[str, Any]:
+    """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
+
+    With `step`, only the checkpoint of that step counts.
+    """
     rule = run.process
     process = None
     if rule is not None:
@@ -70,7 +73,7 @@ def run_question(run: TrainingRun, host: Host) -> dict[str, Any]:
         "log": run.log,
         "progress": run.progress,
         "source": run.source,
-        "checkpoints": {"root": run.checkpoints, "layout": run.layout} if first else None,
+        "checkpoints": {"root": run.checkpoints, "layout": run.layout, "step": step} if first else None,
     }
 
 
@@ -97,13 +100,14 @@ def observe(
     timeouts: Timeouts,
     runs: Sequence[TrainingRun] = (),
     evaluation: Mapping[str, Any] | None = None,
+    step: int | None = None,
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host) for run in runs],
+        "runs": [run_question(run, host, step) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,

@@ -153,7 +153,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections, li
     ours = harness.local(job)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
     looks = [
-        Look(host=train, runs=(run,), sample=True),
+        Look(host=train, runs=(run,), step=options.step, sample=True),
         Look(host=evaluate, job=job, local=ours, digest=True),
         *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
     ]
@@ -170,7 +170,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections, li
         raise ConfigError("; ".join(train_facts.runs[run.name].errors), host=train.name)
     for warning in scan.warnings:
         listener.warned(warning)
-    checkpoint = choose_checkpoint(scan, options.step)
+    checkpoint = wanted_checkpoint(scan, options.step)
     facts = eval_facts.evaluation
     neighbour = outcomes[-1].value if there else None
     digests = Digests(
@@ -198,16 +198,14 @@ def observe(inventory: Inventory, options: Options, connections: Connections, li
     )
 
 
-def choose_checkpoint(scan: Scan, step: int | None) -> Checkpoint:
-    """The latest complete one, or the complete one of that step. Raises NothingToEvaluate with what was seen."""
-    found = scan.latest if step is None else next((one for one in scan.complete if one.step == step), None)
-    if found is not None:
-        return found
+def wanted_checkpoint(scan: Scan, step: int | None) -> Checkpoint:
+    """The one that the scan found. Raises NothingToEvaluate with a line for every candidate."""
+    if scan.latest is not None:
+        return scan.latest
     wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
-    steps = ", ".join(str(one.step) for one in scan.complete) or "none"
-    rows = "; ".join(f"{row.path}: {row.state}: {row.reason}" for row in scan.candidates if row.state != "complete")
+    rows = "".join(f"\n  {row.path}: {row.state}: {row.reason}" for row in scan.candidates)
     raise NothingToEvaluate(
-        f"{scan.host}: no complete {wanted} under {scan.root} (complete: {steps}). {rows}",
+        f"{scan.host}: no complete {wanted} under {scan.root}{rows}",
         hint="orch checkpoints lists every candidate with its reason",
         host=scan.host,
     )

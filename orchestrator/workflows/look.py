@@ -24,6 +24,8 @@ class Look:
     """with `job`: the local harness to hold the host's against"""
     digest: bool = False
     """with `job`: also digest its data and try its interpreter, as a plan needs it"""
+    step: int | None = None
+    """with `runs`: the only checkpoint wanted, instead of the latest"""
     sample: bool = False
     """with `runs`: also take a receipt sample"""
 
@@ -47,6 +49,7 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             timeouts=timeouts,
             runs=look.runs,
             evaluation=evaluation,
+            step=look.step,
             sample=look.sample,
         )
 
