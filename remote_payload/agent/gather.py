@@ -1,0 +1,112 @@
+"""A strided view of memory laid out contiguously, row by row, without numpy.
+
+A view is (start, shape, stride) in elements. `memoryview` takes the innermost rows in C; the loop over the outer
+dimensions is ours.
+"""
+
+from typing import Callable, Iterator, List, Tuple
+
+from remote_payload.agent.tensors import Tensor
+
+IN_MEMORY = 8 * 1024 * 1024
+"""bytes of source or of output that one step holds"""
+_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+Dimensions = List[Tuple[int, int]]
+"""(size, stride) of each, outermost first"""
+
+
+def gathered(tensor: Tensor, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    """The tensor's bytes in row-major order. `read(offset, size)` gives bytes of its storage."""
+    if tensor.elements:
+        yield from _blocks(tensor.offset, _merged(tensor.shape, tensor.stride), tensor.dtype.size, read)
+
+
+def _merged(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> Dimensions:
+    """Dimensions of size 1 dropped, and neighbours that lie one after the other joined."""
+    found: Dimensions = []
+    for size, step in zip(shape, stride):
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * step:
+            found[-1] = (found[-1][0] * size, step)
+        else:
+            found.append((size, step))
+    return found
+
+
+def _blocks(start: int, dims: Dimensions, item: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    """Cut along the outermost dimension until a block's output fits IN_MEMORY."""
+    size = item
+    for count, _ in dims:
+        size *= count
+    if size <= IN_MEMORY:
+        yield _block(start, dims, item, read)
+        return
+    (count, step), inner = dims[0], dims[1:]
+    rows = max(1, IN_MEMORY // (size // count))
+    for first in range(0, count, rows):
+        here = min(rows, count - first)
+        block = [(here, step)] + inner if here > 1 else inner
+        yield from _blocks(start + first * step, block, item, read)
+
+
+def _block(start: int, dims: Dimensions, item: int, read: Callable[[int, int], bytes]) -> bytes:
+    span = 1 + sum((count - 1) * step for count, step in dims)
+    if span * item <= IN_MEMORY:
+        return _rows(memoryview(read(start * item, span * item)), 0, dims, item)
+    # too far apart to read at once: collect it in the order in which it lies, then turn it round
+    order = sorted(range(len(dims)), key=lambda d: -dims[d][1])
+    compact: List[int] = [0] * len(dims)
+    width = 1
+    for d in reversed(order):
+        repeated = dims[d][1] == 0
+        compact[d] = 0 if repeated else width
+        width *= 1 if repeated else dims[d][0]
+    lying = [dims[d] for d in order if dims[d][1]]
+    collected = b"".join(_collect(start, lying, item, read))
+    return _rows(memoryview(collected), 0, [(dims[d][0], compact[d]) for d in range(len(dims))], item)
+
+
+def _collect(start: int, dims: Dimensions, item: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    """The block's elements in the order of their addresses, in reads of at most IN_MEMORY."""
+    span = 1 + sum((count - 1) * step for count, step in dims)
+    if span * item <= IN_MEMORY or not dims:
+        yield _rows(memoryview(read(start * item, span * item)), 0, dims, item)
+        return
+    (count, step), inner = dims[0], dims[1:]
+    inner_span = 1 + sum((size - 1) * inner_step for size, inner_step in inner)
+    rows = max(1, (IN_MEMORY // item - inner_span) // step + 1)
+    for first in range(0, count, rows):
+        here = min(rows, count - first)
+        yield from _collect(start + first * step, ([(here, step)] if here > 1 else []) + inner, item, read)
+
+
+def _rows(source: memoryview, start: int, dims: Dimensions, item: int) -> bytes:
+    """Row-major bytes of a view into `source`, which holds whole elements."""
+    if not dims:
+        return source[start * item : (start + 1) * item].tobytes()
+    (count, step), outer = dims[-1], dims[:-1]
+    elements, per = source, item
+    if item in _FORMATS:
+        elements, per = source.cast(_FORMATS[item]), 1
+    parts: List[bytes] = []
+    for at in _starts(start, outer):
+        if step == 1:
+            parts.append(elements[at * per : (at + count) * per].tobytes())
+        elif step == 0:
+            parts.append(elements[at * per : (at + 1) * per].tobytes() * count)
+        elif per == 1:
+            parts.append(elements[at : at + (count - 1) * step + 1 : step].tobytes())
+        else:
+            ends = range(at, at + count * step, step)
+            parts.append(b"".join(source[one * item : (one + 1) * item].tobytes() for one in ends))
+    return b"".join(parts)
+
+
+def _starts(start: int, dims: Dimensions) -> Iterator[int]:
+    if not dims:
+        yield start
+        return
+    (count, step), inner = dims[0], dims[1:]
+    for index in range(count):
+        yield from _starts(start + index * step, inner)
