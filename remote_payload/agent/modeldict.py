@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remote_payload.agent.tensors import Tensor
 from remote_payload.agent.torchfile import TorchFile
@@ -34,7 +34,7 @@ class Model(NamedTuple):
 
 
 def find_model(torch: TorchFile, key: Optional[str] = None) -> Model:
-    """The model in the file, under `key` where that is given. Raises Refusal naming the keys, or the tensor, at fault."""
+    """The model in the file, under `key` where that is given. Raises Refusal naming the keys or the tensor."""
     found_at, mapping = _named(torch.top, key) if key else _recognised(torch.top)
     flat, left_out = _flatten(mapping)
     tensors, stripped = _unwrap(flat)
@@ -150,7 +150,7 @@ def _unwrap(flat: Dict[str, Tensor]) -> Tuple[Dict[str, Tensor], List[str]]:
     """Names without the wrappers, wherever they stand between dots. Raises Refusal where two become one."""
     tensors: Dict[str, Tensor] = {}
     came_from: Dict[str, str] = {}
-    stripped = set()
+    stripped: Set[str] = set()
     for name, tensor in flat.items():
         parts = name.split(".")
         kept = [part for part in parts[:-1] if part not in WRAPPERS] + parts[-1:]

@@ -7,7 +7,7 @@ import hashlib
 import io
 import struct
 import zlib
-from typing import IO, Any, Dict, List, NamedTuple, Optional
+from typing import IO, Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_payload.agent.openfile import OpenFile
 from remote_payload.agent.tensors import UNDERSTOOD, Storages, Tensor
@@ -59,6 +59,16 @@ class TorchFile:
         record = self._archive.records["data/" + key]
         crc = None if self._archive.crc_off else record.crc
         return Extent(data_offset(self.file, self._archive, "data/" + key), record.size, crc)
+
+    def records(self) -> List[Tuple[str, Extent]]:
+        """Everything in the file that has a CRC, in the order in which it lies there. Raises as `extent` does."""
+        if self._archive is None or self._archive.crc_off:
+            return []
+        names = sorted(self._archive.records.items(), key=lambda item: item[1].header)
+        return [
+            (name, Extent(data_offset(self.file, self._archive, name), record.size, record.crc))
+            for name, record in names
+        ]
 
     def position(self, key: str) -> int:
         """Orders storages as they lie in the file, without a read."""
@@ -173,7 +183,7 @@ def _check_storages(storages: Storages, archive: Archive) -> None:
     for key, storage in storages.by_key.items():
         found = archive.records["data/" + key].size
         if found != storage.size:
-            raise Refusal("storage data/%s has %d bytes where data.pkl says %d" % (key, found, storage.size))
+            raise Torn("storage data/%s has %d bytes where data.pkl says %d" % (key, found, storage.size))
 
 
 def _identity(file: OpenFile, digest: Any, archive: Archive) -> str:

@@ -92,6 +92,11 @@ class Tree:
         relative = os.path.relpath(real, self.root)
         return "" if relative == "." else relative
 
+    def is_folder(self, path: str) -> bool:
+        """Whether a path, followed without leaving the root, is a folder."""
+        inside = self.inside(path)
+        return inside is not None and os.path.isdir(os.path.join(self.root, inside))
+
     def small(self, path: str, limit: int) -> bytes:
         """The whole of a small file. Raises Torn past `limit` bytes, OSError, Refusal."""
         file = self.open(path)

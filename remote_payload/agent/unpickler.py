@@ -52,8 +52,8 @@ class _Mark:
 
 _MARK = _Mark()
 Understood = Dict[str, Callable[[Tuple[Any, ...]], Any]]
-"""dotted name of a function -> what to make of its arguments. AttributeError, IndexError, KeyError, TypeError, ValueError:
-not understood."""
+"""dotted name of a function -> what to make of its arguments. Not understood: AttributeError, IndexError, KeyError,
+TypeError, ValueError."""
 
 
 class Unpickler:

@@ -1,0 +1,323 @@
+"""The bytes that leave the training box: exactly what evaluation needs of one checkpoint, checked while it is read.
+
+`ship="model"` gives one safetensors file made on the way out of a torch file, or the needed files of a folder;
+`ship="whole"` gives every file byte for byte. Nothing is written here, and memory does not grow with the checkpoint.
+"""
+
+import json
+import os
+import zlib
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from remote_payload.agent import layouts
+from remote_payload.agent.errors import AgentError
+from remote_payload.agent.gather import IN_MEMORY, gathered
+from remote_payload.agent.modeldict import Model, config_of, find_model
+from remote_payload.agent.openfile import OpenFile
+from remote_payload.agent.proofs import Member, Proof, whole_members
+from remote_payload.agent.safetensors_file import write_header
+from remote_payload.agent.tensors import Tensor
+from remote_payload.agent.torchfile import Extent, TorchFile
+from remote_payload.agent.tree import Tree
+from remote_payload.agent.verdicts import Refusal, Torn
+from remote_payload.agent.wire import CHUNK
+
+MODEL_FILE = "model.safetensors"
+MAX_GROWTH = 16
+"""times the file's size that its model may have: a view that repeats a byte can claim any size"""
+_LISTED = 200
+"""names of placeholders that are listed"""
+
+
+class Plan:
+    """The safetensors file that a torch file's model becomes: its header, and the tensors in the order of reading."""
+
+    def __init__(self, torch: TorchFile, key: Optional[str], source: str) -> None:
+        """Raises Refusal where the model is not found or can't be written, naming the tensor."""
+        model = find_model(torch, key)
+        unique, self.aliases = _without_aliases(model.tensors)
+        _check_tensors(unique, torch.file.size)
+        # widest elements first, as safetensors itself orders them: all are aligned; then as they lie in the file
+        self.order = sorted(
+            unique.items(), key=lambda item: (-item[1].dtype.size, torch.position(item[1].storage.key), item[1].offset)
+        )
+        self.stripped = model.stripped
+        config, left_out = config_of(torch)
+        self.config = config is not None
+        metadata = _metadata(torch, model, self.aliases, source)
+        if config is not None:
+            metadata["config"] = config
+            if left_out:
+                metadata["config_left_out"] = json.dumps(left_out)
+        self.header = write_header([(n, t.dtype.code or "", t.shape, t.size) for n, t in self.order], metadata)
+        self.size = len(self.header) + sum(tensor.size for _, tensor in self.order)
+
+
+class Source:
+    """A checkpoint open for shipping. `files` are sent one after the other, in their order; `size` is their sum."""
+
+    def __init__(self, proof: Proof, plan: Optional[Plan], members: List[Member]) -> None:
+        self._proof = proof
+        self._plan = plan
+        self._members = members
+        self.identity = proof.identity
+        self.step = proof.step
+        self.stripped: List[str] = plan.stripped if plan else []
+        self.aliases: Dict[str, str] = plan.aliases if plan else {}
+        self.placeholders: List[str] = proof.torch.placeholders[:_LISTED] if proof.torch else []
+        self.config = plan.config if plan else any(member.name == "config.json" for member in members)
+        self.files: List[Dict[str, Any]] = (
+            [{"path": MODEL_FILE, "size": plan.size}]
+            if plan
+            else [{"path": member.name, "size": member.file.size} for member in members]
+        )
+        self.size = sum(int(file["size"]) for file in self.files)
+
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes, in pieces of at most CHUNK. Raises AgentError(kind="transfer"): what came before is then void."""
+        try:
+            for piece in self._pieces():
+                if len(piece) <= CHUNK:
+                    yield bytes(piece)
+                else:
+                    view = memoryview(piece)
+                    yield from (bytes(view[at : at + CHUNK]) for at in range(0, len(piece), CHUNK))
+        except (Torn, Refusal) as problem:
+            raise self._void(str(problem)) from None
+        except OSError as error:
+            raise self._void("it can't be read: %s" % error.strerror) from None
+        if self._changed():
+            raise self._void("")
+
+    def close(self) -> None:
+        """Close every file."""
+        self._proof.close()
+        for member in self._members:
+            member.file.close()
+
+    def _pieces(self) -> Iterator[bytes]:
+        torch = self._proof.torch
+        if self._plan is not None and torch is not None:
+            yield self._plan.header
+            yield from _model_pieces(torch, self._plan.order)
+            return
+        for member in self._members:
+            if torch is not None and torch.file is member.file:
+                yield from _checked_pieces(torch)
+            else:
+                yield from member.file.pieces(0, member.file.size)
+
+    def _changed(self) -> List[str]:
+        return self._proof.changed() + [member.name for member in self._members if member.file.changed()]
+
+    def _void(self, reason: str) -> AgentError:
+        changed = self._changed()
+        if changed:
+            return AgentError("%s changed while it was read" % changed[0], "Run the command again", "transfer")
+        return AgentError("torn: %s" % reason, "An older checkpoint may be whole", "transfer")
+
+
+def open_source(
+    root: str,
+    path: str,
+    *,
+    ship: str = "model",
+    model_key: Optional[str] = None,
+    identity: Optional[str] = None,
+    layout: Optional[str] = None,
+) -> Source:
+    """Prove the checkpoint at `path` below `root` once more and hold it open for shipping.
+
+    Raises AgentError: "transfer" where it is gone, torn, or no longer the one named by `identity`; "refused" where
+    its model can't be taken out; "config" for a wrong root, layout or `ship`.
+    """
+    if ship not in ("model", "whole"):
+        raise AgentError("ship: %r is neither model nor whole" % ship, kind="config")
+    tree = Tree(root)
+    try:
+        proof = layouts.prove(tree, path, layout)
+    except Torn as problem:
+        raise AgentError("torn: %s: %s" % (path, problem), "An older checkpoint may be whole", "transfer") from None
+    except Refusal as problem:
+        raise AgentError("%s: %s" % (path, problem), kind="refused") from None
+    except OSError as error:
+        raise AgentError("%s: %s" % (path, error.strerror), "Was it rotated away? Run it again", "transfer") from None
+    try:
+        if identity and proof.identity != identity:
+            raise AgentError("%s is not the checkpoint that was chosen any more" % path, "Run it again", "transfer")
+        return _source(tree, path, proof, ship, model_key)
+    except Refusal as problem:
+        proof.close()
+        raise AgentError("%s: %s" % (path, problem), proof.hint or "`ship: whole` sends the file", "refused") from None
+    except BaseException:
+        proof.close()
+        raise
+
+
+def ship_bytes(tree: Tree, path: str, proof: Proof, model_key: Optional[str] = None) -> int:
+    """Bytes that evaluation needs of a proven checkpoint. Raises Refusal where its model can't be taken out."""
+    if proof.refused:
+        raise Refusal(proof.refused)
+    if proof.torch is None:
+        return sum(member.file.size for member in proof.members)
+    return Plan(proof.torch, model_key or proof.model_key, _source_name(tree, path)).size
+
+
+def _source(tree: Tree, path: str, proof: Proof, ship: str, model_key: Optional[str]) -> Source:
+    if ship == "whole":
+        if tree.is_folder(path):
+            return Source(proof, None, whole_members(tree, path))
+        return Source(proof, None, proof.members)
+    if proof.refused:
+        raise Refusal(proof.refused)
+    if proof.torch is None:
+        return Source(proof, None, proof.members)
+    return Source(proof, Plan(proof.torch, model_key or proof.model_key, _source_name(tree, path)), proof.members)
+
+
+def _without_aliases(tensors: Dict[str, Tensor]) -> Tuple[Dict[str, Tensor], Dict[str, str]]:
+    """Each tensor once, and for every other name of it the name under which it is written."""
+    first: Dict[Any, str] = {}
+    unique: Dict[str, Tensor] = {}
+    aliases: Dict[str, str] = {}
+    for name, tensor in tensors.items():
+        known = first.setdefault(tensor.same_bytes(), name) if tensor.elements else name
+        if known == name:
+            unique[name] = tensor
+        else:
+            aliases[name] = known
+    return unique, aliases
+
+
+def _check_tensors(tensors: Dict[str, Tensor], file_size: int) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype.code is None:
+            raise Refusal("%r is %s, which safetensors can't hold" % (name, tensor.dtype.name))
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError:
+            raise Refusal("%r is no name in UTF-8" % name) from None
+        if name == "__metadata__" or not name:
+            raise Refusal("a tensor can't be named %r in safetensors" % name)
+    total = sum(tensor.size for tensor in tensors.values())
+    if total > MAX_GROWTH * (file_size + 1024 * 1024):
+        raise Refusal("its views claim %d bytes, more than %d times the file" % (total, MAX_GROWTH))
+
+
+def _metadata(torch: TorchFile, model: Model, aliases: Dict[str, str], source: str) -> Dict[str, str]:
+    """Where the tensors come from and what was done to their names. safetensors allows only text."""
+    metadata = {
+        "format": "pt",
+        "source": source,
+        "identity": torch.identity,
+        "model_key": model.key,
+        "stripped": json.dumps(model.stripped),
+        "aliases": json.dumps(aliases),
+        "left_out": json.dumps(model.left_out[:_LISTED]),
+        "placeholders": json.dumps(torch.placeholders[:_LISTED]),
+    }
+    if torch.step is not None:
+        metadata["step"] = str(torch.step)
+    return {key: value.encode("utf-8", "replace").decode("utf-8") for key, value in metadata.items()}
+
+
+def _source_name(tree: Tree, path: str) -> str:
+    return os.fsencode(os.path.join(tree.root, path)).decode("utf-8", "replace")
+
+
+def _model_pieces(torch: TorchFile, order: List[Tuple[str, Tensor]]) -> Iterator[bytes]:
+    at = 0
+    while at < len(order):
+        first = order[at][1]
+        group: List[Tensor] = []
+        while at < len(order) and order[at][1].storage.key == first.storage.key and order[at][1].dtype == first.dtype:
+            group.append(order[at][1])
+            at += 1
+        group = [tensor for tensor in group if tensor.elements]
+        if group:
+            pieces = _storage_pieces(torch, first.storage.key, group)
+            swap = torch.big_endian and first.dtype.unit > 1
+            yield from _little_endian(pieces, first.dtype.unit) if swap else pieces
+
+
+def _storage_pieces(torch: TorchFile, key: str, group: List[Tensor]) -> Iterator[bytes]:
+    """The group's tensors, which look into one storage, in their order; the storage is read once wherever it can be."""
+    extent, file = torch.extent(key), torch.file
+    if _in_sequence(group):
+        yield from _sequential(file, "data/" + key, extent, group)
+        return
+    if extent.size <= IN_MEMORY:
+        memory = memoryview(b"".join(_all_checked(file, "data/" + key, extent)))
+        for tensor in group:
+            yield from gathered(tensor, lambda offset, size: memory[offset : offset + size])
+        return
+    for _ in _all_checked(file, "data/" + key, extent):
+        pass  # views in no order of a large storage: once for its CRC, then the views
+    for tensor in group:
+        if tensor.contiguous:
+            yield from file.pieces(extent.offset + tensor.start, tensor.size)
+        else:
+            yield from gathered(tensor, lambda offset, size: b"".join(file.pieces(extent.offset + offset, size)))
+
+
+def _in_sequence(group: List[Tensor]) -> bool:
+    end = 0
+    for tensor in group:
+        if not tensor.contiguous or tensor.start < end:
+            return False
+        end = tensor.start + tensor.size
+    return True
+
+
+def _sequential(file: OpenFile, name: str, extent: Extent, group: List[Tensor]) -> Iterator[bytes]:
+    """Contiguous tensors one behind the other, cut out of one pass over their storage."""
+    if extent.crc is None:
+        for tensor in group:
+            yield from file.pieces(extent.offset + tensor.start, tensor.size)
+        return
+    at = position = 0
+    for piece in _all_checked(file, name, extent):
+        end = at + len(piece)
+        while position < len(group) and group[position].start < end:
+            start, stop = group[position].start, group[position].start + group[position].size
+            yield piece[max(start, at) - at : min(stop, end) - at]
+            if stop > end:
+                break
+            position += 1
+        at = end
+
+
+def _all_checked(file: OpenFile, name: str, extent: Extent) -> Iterator[bytes]:
+    """A whole record in pieces. Raises Torn after the last one where its CRC does not fit."""
+    crc = 0
+    for piece in file.pieces(extent.offset, extent.size):
+        if extent.crc is not None:
+            crc = zlib.crc32(piece, crc)
+        yield piece
+    if extent.crc is not None and crc != extent.crc:
+        raise Torn("record %s does not fit its CRC" % name)
+
+
+def _checked_pieces(torch: TorchFile) -> Iterator[bytes]:
+    """The file byte for byte, each record checked against its CRC on the way."""
+    at = 0
+    for name, extent in torch.records():
+        yield from torch.file.pieces(at, extent.offset - at)
+        yield from _all_checked(torch.file, name, extent)
+        at = extent.offset + extent.size
+    yield from torch.file.pieces(at, torch.file.size - at)
+
+
+def _little_endian(pieces: Iterator[bytes], unit: int) -> Iterator[bytes]:
+    """Big-endian elements turned round, also where a piece ends inside one."""
+    from array import array
+
+    code = next(code for code in "HILQ" if array(code).itemsize == unit)
+    rest = b""
+    for piece in pieces:
+        data = rest + piece
+        whole = len(data) - len(data) % unit
+        rest = data[whole:]
+        turned = array(code, data[:whole])
+        turned.byteswap()
+        yield turned.tobytes()
