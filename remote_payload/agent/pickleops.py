@@ -16,20 +16,21 @@ MAX_INTEGER = 1024
 KEPT = 64 * 1024
 """bytes: longer strings become an Elided"""
 
+_BYTE = frozenset((b"K", b"h", b"q", b"\x80"))
 _FIXED = {
-    b"J": "<i", b"K": "<B", b"M": "<H", b"G": ">d", b"h": "<B", b"j": "<I", b"q": "<B", b"r": "<I", b"\x80": "<B",
-    b"\x95": "<Q",
+    b"J": struct.Struct("<i"), b"M": struct.Struct("<H"), b"G": struct.Struct(">d"), b"j": struct.Struct("<I"),
+    b"r": struct.Struct("<I"), b"\x95": struct.Struct("<Q"),
 }  # fmt: skip
-_TEXT = {b"X": "<I", b"\x8c": "<B", b"\x8d": "<Q"}
-_BYTES = {b"U": "<B", b"T": "<I", b"C": "<B", b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
-_INTEGERS = {b"\x8a": "<B", b"\x8b": "<i"}
-_LINES = b"ILFSVgpci"
-_BARE = b"(.012N\x88\x89t)\x85\x86\x87l]aed}sub\x81\x92Qo\x93\x94\x8f\x90\x91R"
-_KIND: Dict[bytes, Tuple[str, Any]] = {}
-for _table, _name in ((_FIXED, "fixed"), (_TEXT, "text"), (_BYTES, "bytes"), (_INTEGERS, "integer")):
-    _KIND.update((code, (_name, struct.Struct(layout))) for code, layout in _table.items())
-_KIND.update((bytes([code]), ("line", None)) for code in _LINES)
-_KIND.update((bytes([code]), ("bare", None)) for code in _BARE)
+_LENGTH = {size: struct.Struct(size) for size in ("<B", "<I", "<Q", "<i")}
+_COUNTED: Dict[bytes, Tuple[str, struct.Struct]] = {}
+for _kind, _codes in (
+    ("text", {b"X": "<I", b"\x8c": "<B", b"\x8d": "<Q"}),
+    ("bytes", {b"U": "<B", b"T": "<I", b"C": "<B", b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}),
+    ("integer", {b"\x8a": "<B", b"\x8b": "<i"}),
+):
+    _COUNTED.update((code, (_kind, _LENGTH[size])) for code, size in _codes.items())
+_LINES = {b"I": 1, b"L": 1, b"F": 1, b"S": 1, b"V": 1, b"g": 1, b"p": 1, b"c": 2, b"i": 2}
+_BARE = frozenset(bytes([code]) for code in b"(.012N\x88\x89t)\x85\x86\x87l]aed}sub\x81\x92Qo\x93\x94\x8f\x90\x91R")
 
 
 class Elided:
@@ -47,33 +48,28 @@ def operations(stream: IO[bytes]) -> Iterator[Tuple[bytes, Any]]:
     read = stream.read
     for _ in range(MAX_OPERATIONS):
         code = read(1)
-        try:
-            kind, layout = _KIND[code]
-        except KeyError:
-            if not code:
-                raise Torn("the pickle ends before its end mark") from None
-            raise Refusal("opcode %r does not belong in a checkpoint" % code) from None
-        if kind == "bare":
+        if code in _BARE:
             yield code, None
             if code == b".":
                 return
-        elif kind == "fixed":
-            raw = read(layout.size)
-            if len(raw) != layout.size:
-                raise Torn("the pickle ends inside an operation")
-            yield code, layout.unpack(raw)[0]
-        elif kind == "line":
-            yield code, _lines(stream, 2 if code in b"ci" else 1)
+        elif code in _BYTE:
+            yield code, _exactly(stream, 1)[0]
+        elif code in _COUNTED:
+            yield code, _counted(stream, *_COUNTED[code])
+        elif code in _FIXED:
+            layout = _FIXED[code]
+            yield code, layout.unpack(_exactly(stream, layout.size))[0]
+        elif code in _LINES:
+            yield code, _lines(stream, _LINES[code])
+        elif not code:
+            raise Torn("the pickle ends before its end mark")
         else:
-            yield code, _counted(stream, kind, layout)
+            raise Refusal("opcode %r does not belong in a checkpoint" % code)
     raise Refusal("a pickle of more than %d operations" % MAX_OPERATIONS)
 
 
 def _counted(stream: IO[bytes], kind: str, layout: struct.Struct) -> Any:
-    raw = stream.read(layout.size)
-    if len(raw) != layout.size:
-        raise Torn("the pickle ends inside an operation")
-    (size,) = layout.unpack(raw)
+    (size,) = layout.unpack(_exactly(stream, layout.size))
     if kind == "integer":
         if not 0 <= size <= MAX_INTEGER:
             raise Refusal("an integer of %d bytes" % size)
@@ -108,7 +104,7 @@ def _lines(stream: IO[bytes], count: int) -> Any:
 def _exactly(stream: IO[bytes], size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
-        raise Torn("the pickle ends inside a string")
+        raise Torn("the pickle ends inside an operation")
     return data
 
 

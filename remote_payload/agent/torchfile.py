@@ -17,6 +17,8 @@ from remote_payload.agent.zipreader import Archive, data_offset, read_archive
 
 MAX_PICKLE = 512 * 1024 * 1024
 _IN_MEMORY = 8 * 1024 * 1024
+_SMALL = 2 * 1024 * 1024
+"""bytes of a pickle up to which one pass is enough: about 8,000 tensors"""
 STEP_KEYS = ("step", "global_step", "iter_num", "iteration", "iter", "current_step", "train_step")
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
@@ -88,7 +90,8 @@ class TorchFile:
         if crc != pickled.crc and not archive.crc_off:
             raise Torn("data.pkl does not fit its CRC: two saves are mixed in the file")
         self.big_endian = self._byteorder(archive) == b"big"
-        machine = Unpickler(_stream(self.file, begin, pickled.size), UNDERSTOOD, storages.persistent)
+        stream = _stream(self.file, begin, pickled.size)
+        machine = Unpickler(stream, UNDERSTOOD, storages.persistent, small=pickled.size <= _SMALL)
         top = machine.load()
         _check_storages(storages, archive)
         self.identity = _identity(self.file, digest, archive)

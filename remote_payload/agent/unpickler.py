@@ -14,6 +14,8 @@ MAX_COST = 64 * 1024 * 1024
 MAX_STACK = 500_000
 LIST_KEPT = 65_536
 """plain values kept of one list: dataset indices can be many millions, and nobody evaluates those"""
+_PUT = frozenset((b"q", b"r", b"p", b"\x94"))
+_GET = frozenset((b"h", b"j", b"g"))
 _PLAIN = (int, float, bool, type(None))
 _MAX_KEY = 2**61 - 2
 """integers up to here are their own hash, so that chosen keys can't all collide"""
@@ -59,8 +61,12 @@ TypeError, ValueError."""
 class Unpickler:
     """Reads pickles from a seekable stream. `seen` collects the names that became placeholders."""
 
-    def __init__(self, stream: IO[bytes], understood: Understood, persistent: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, stream: IO[bytes], understood: Understood, persistent: Callable[[Any], Any], *, small: bool = False
+    ) -> None:
+        """`small`: keep everything that is memoized instead of looking first at what is used again."""
         self._stream = stream
+        self._small = small
         self._understood = understood
         self._persistent = persistent
         self._globals: Dict[str, Global] = {}
@@ -72,21 +78,23 @@ class Unpickler:
 
     def load(self) -> Any:
         """The next pickle's value. Raises Torn, and Refusal for what is malformed or past the limits."""
-        start = self._stream.tell()
-        wanted = _memo_in_use(self._stream)
-        self._stream.seek(start)
+        wanted: Optional[Set[int]] = None
+        if not self._small:
+            start = self._stream.tell()
+            wanted = _memo_in_use(self._stream)
+            self._stream.seek(start)
         self._stack, self._memo = [], {}
         handlers, stack = self._handlers, self._stack
         memoized = 0
         try:
             for code, argument in operations(self._stream):
-                if code in b"qrp\x94":
+                if code in _PUT:
                     index = memoized if code == b"\x94" else int(argument)
                     memoized += 1
-                    if index in wanted:
+                    if wanted is None or index in wanted:
                         self.charge(100)
                         self._memo[index] = stack[-1]
-                elif code in b"hjg":
+                elif code in _GET:
                     stack.append(self._memo[int(argument)])
                 elif code == b".":
                     return stack.pop()
@@ -225,21 +233,14 @@ class Unpickler:
 def _memo_in_use(stream: IO[bytes]) -> Set[int]:
     """Numbers of the memo that are read back. All others needn't be kept: picklers memoize nearly everything."""
     used: Set[int] = set()
-    explicit = implicit = False
     for code, argument in operations(stream):
-        if code in b"hjg":
+        if code in _GET:
             try:
                 used.add(int(argument))
             except ValueError:
                 raise Refusal("a malformed pickle (memo)") from None
             if len(used) > MAX_STACK:
                 raise Refusal("a pickle that reuses more than %d values" % MAX_STACK)
-        elif code in b"qrp":
-            explicit = True
-        elif code == b"\x94":
-            implicit = True
-    if explicit and implicit:
-        raise Refusal("a pickle that numbers its values in two ways")
     return used
 
 
