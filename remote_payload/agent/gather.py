@@ -9,7 +9,9 @@ from typing import Any, Callable, Iterator, List, Tuple, Union
 from remote_payload.agent.tensors import Tensor
 
 IN_MEMORY = 8 * 1024 * 1024
-"""bytes of source or of output that one step holds"""
+"""bytes of output that one step holds"""
+HELD = 24 * 1024 * 1024
+"""bytes of source that one step holds, where they lie close enough together"""
 FAR = 16 * 1024
 """bytes between two rows from which on two reads cost less than reading across"""
 _FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -56,7 +58,7 @@ def _blocks(start: int, dims: Dimensions, item: int, read: Read) -> Iterator[byt
 
 def _block(start: int, dims: Dimensions, item: int, read: Read) -> bytes:
     span = 1 + sum((count - 1) * step for count, step in dims)
-    if span * item <= IN_MEMORY:
+    if span * item <= HELD:
         return _rows(memoryview(read(start * item, span * item)), dims, item)
     # too far apart to read at once: collect it in the order in which it lies, then turn it round
     order = sorted(range(len(dims)), key=lambda d: -dims[d][1])

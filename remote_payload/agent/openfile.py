@@ -63,6 +63,15 @@ class OpenFile:
             yield data
             offset = stop
 
+    def held(self, offset: int, size: int) -> memoryview:
+        """The range in memory, once and no more than that. Raises as `pieces` does."""
+        memory = bytearray(size)
+        at = 0
+        for piece in self.pieces(offset, size):
+            memory[at : at + len(piece)] = piece
+            at += len(piece)
+        return memoryview(memory)
+
     def changed(self) -> bool:
         """Whether inode, size or modification time differ from when it was opened."""
         return Stamp.of(os.fstat(self.fd)) != self.stamp

@@ -257,7 +257,7 @@ def _storage_pieces(torch: TorchFile, key: str, group: List[Tensor]) -> Iterator
         if tensor.contiguous:
             yield from file.pieces(extent.offset + tensor.start, tensor.size)
         else:
-            yield from gathered(tensor, lambda offset, size: b"".join(file.pieces(extent.offset + offset, size)))
+            yield from gathered(tensor, lambda offset, size: file.held(extent.offset + offset, size))
 
 
 def _in_sequence(group: List[Tensor]) -> bool:
