@@ -15,23 +15,29 @@ wrappers (sudo, timeout, uv run): the process below them is. Pure functions.
 """
 
 import re
-from typing import List, Optional
+from typing import FrozenSet, List, Optional
 
 WHOLE, PART, SCRIPT, ARGUMENT = range(4)
 
-SHELLS = frozenset("sh bash dash ash zsh fish tcsh csh ksh mksh busybox".split())
-NEVER = frozenset(
-    (
-        "tail head less more most cat tac tee grep egrep fgrep rg ag ack awk gawk mawk sed find fd xargs sort wc diff "
-        "vi vim view nvim nano emacs emacsclient micro helix hx code ed kak git man watch top htop btop nvtop ps pgrep "
-        "pkill kill killall strace ltrace gdb perf py-spy inotifywait entr multitail lnav "
-        "ssh sshd sshd-session sshd-auth scp sftp sftp-server rsync mosh-server autossh tmux screen zellij dtach abduco "
-        "script sudo su doas runuser login env nohup setsid timeout nice ionice chrt taskset numactl stdbuf unbuffer "
-        "time uv uvx conda mamba micromamba poetry pixi hatch pipenv make systemd-run systemd docker podman nerdctl "
-        "kubectl crictl singularity apptainer bwrap firejail tini dumb-init s6-supervise supervisord orch"
-    ).split()
+
+def _names(text: str) -> FrozenSet[str]:
+    return frozenset(text.split())
+
+
+SHELLS = _names("sh bash dash ash zsh fish tcsh csh ksh mksh busybox")
+NEVER = (
+    _names(
+        "tail head less more most cat tac tee grep egrep fgrep rg ag ack awk gawk mawk sed find fd xargs sort wc diff"
+    )
+    | _names("vi vim view nvim nano emacs emacsclient micro helix hx code ed kak git man multitail lnav")
+    | _names("watch top htop btop nvtop ps pgrep pkill kill killall strace ltrace gdb perf py-spy inotifywait entr")
+    | _names("ssh sshd sshd-session sshd-auth scp sftp sftp-server rsync mosh-server autossh")
+    | _names("tmux screen zellij dtach abduco script sudo su doas runuser login env nohup setsid timeout time make")
+    | _names("nice ionice chrt taskset numactl stdbuf unbuffer uv uvx conda mamba micromamba poetry pixi hatch pipenv")
+    | _names("systemd systemd-run docker podman nerdctl kubectl crictl singularity apptainer bwrap firejail")
+    | _names("tini dumb-init s6-supervise supervisord orch")
 )
-LAUNCHER_PROGRAMS = frozenset("mpirun mpiexec orterun prterun orted prted hydra_pmi_proxy srun slurmstepd".split())
+LAUNCHER_PROGRAMS = _names("mpirun mpiexec orterun prterun orted prted hydra_pmi_proxy srun slurmstepd")
 _LAUNCHERS = re.compile(
     r"(^|/)(torchrun|torch_run|deepspeed|accelerate|colossalai|horovodrun|composer)(\.exe)?$"
     r"|^(torch\.distributed\.(run|launch)|deepspeed\.launcher\.\w+|accelerate\.commands\.launch|composer\.cli\.launcher)$"
@@ -118,7 +124,7 @@ def _launched_words(argv: List[str], script: int) -> List[int]:
 
 SHOWN_COMMAND = 400
 """characters of a command line that are shown"""
-_SECRET_WORDS = frozenset("token secret password passwd pass passphrase key apikey auth credential credentials".split())
+_SECRET_WORDS = _names("token secret password passwd pass passphrase key apikey auth credential credentials")
 _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|[0-9a-f]{40}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)\b"

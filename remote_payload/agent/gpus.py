@@ -41,7 +41,7 @@ def parse_gpus(text: str) -> List[Tuple[str, Gpu]]:
             continue
         # a name may hold a comma: what stands between the uuid and the last four fields
         used, total = number(fields[-3]), number(fields[-2])
-        gpu = {
+        gpu: Gpu = {
             "index": int(fields[0]),
             "name": ", ".join(fields[2:-4]),
             "utilisation": number(fields[-4]),
@@ -76,7 +76,7 @@ def parse_rocm(text: str) -> List[Gpu]:
             continue
         card = {key.lower(): str(value) for key, value in cards[name].items()}
         temperatures = [key for key in card if key.startswith("temperature") and "(c)" in key]
-        gpu = {
+        gpu: Gpu = {
             "index": int(name[4:]),
             "name": card.get("card series") or card.get("card model") or name,
             "utilisation": number(card.get("gpu use (%)", "")),
@@ -148,7 +148,11 @@ def _start(talk: Any, argv: List[str]) -> Any:
     import subprocess
 
     return talk.spawn(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(os.environ, LC_ALL="C")
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, LC_ALL="C"),
     )
 
 

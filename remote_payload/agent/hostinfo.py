@@ -1,4 +1,4 @@
-"""What this host is and has, as its own limits leave it: inside a container the container's share, not the machine's."""
+"""What this host is and has, as its limits leave it: inside a container the container's share, not the machine's."""
 
 import os
 import sys
@@ -96,7 +96,7 @@ def cgroup_of(controller: str, membership: str, mounts: str) -> Optional[Cgroup]
     """
     paths: Dict[str, str] = {}
     for line in membership.splitlines():
-        _, names, path = (line.split(":", 2) + ["", ""])[:3]
+        _, names, path = [*line.split(":", 2), "", ""][:3]
         for name in names.split(",") if names else ["v2"]:
             paths[name] = path
     found: Dict[int, Cgroup] = {}

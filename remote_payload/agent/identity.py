@@ -12,7 +12,7 @@ from typing import Any, Dict, NamedTuple, Optional
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 UNKNOWN = "?"
-"""stands for a part of the incarnation that this host hides; it is hidden again at the next look, so both still agree"""
+"""a part of the incarnation that this host hides; hidden at the next look too, so both still agree"""
 
 
 class Stat(NamedTuple):
@@ -91,8 +91,8 @@ def incarnation() -> str:
     except OSError:
         namespace = UNKNOWN
     first = read_stat(1)
-    parts = (boot.decode("ascii", "replace").strip() if boot else UNKNOWN, namespace)
-    return "%s/%s/%s" % (parts + (first.start_ticks if first else UNKNOWN,))
+    boot_id = boot.decode("ascii", "replace").strip() if boot else UNKNOWN
+    return "%s/%s/%s" % (boot_id, namespace, first.start_ticks if first else UNKNOWN)
 
 
 def of(stat: Stat) -> Dict[str, Any]:

@@ -4,7 +4,7 @@ Nothing is guessed: several unrelated processes are `ambiguous`, and what /proc 
 """
 
 import os
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remote_payload.agent import command_line, identity
 from remote_payload.agent.errors import AgentError
@@ -51,7 +51,7 @@ def _of_pid(processes: Processes, pid: int) -> Dict[str, Any]:
         return _report(processes, pid, _ranks(processes, pid, []))
     if stat:
         return _nobody("absent", "%d is a thread of another process" % pid)
-    if _exists(pid):
+    if exists(pid):
         return _nobody("hidden", "process %d exists, and /proc hides it from this user" % pid)
     return _nobody("absent", "no process %d" % pid)
 
@@ -101,12 +101,15 @@ def _of_match(processes: Processes, match: str) -> Dict[str, Any]:
 def _candidates(processes: Processes, match: str) -> Tuple[List[int], List[int]]:
     """The processes that the text names in the best way found here, and those that merely hold it."""
     text = match.encode("utf-8", "surrogateescape")
-    own = processes.own()
+    own: Set[int] = set()
     named: Dict[int, List[int]] = {}
     mentioned = []
     for pid in processes.pids:
         raw = processes.raw_command(pid)
-        if not raw or text not in raw.replace(b"\0", b" ") or pid in own:
+        if not raw or text not in raw.replace(b"\0", b" "):
+            continue
+        own = own or processes.own()
+        if pid in own:
             continue
         kind = command_line.how_named(processes.argv(pid), processes.program(pid), match)
         if kind is None or OWN_RUN_VARIABLE in processes.settings(pid):
@@ -178,7 +181,7 @@ def _zombie_named(processes: Processes, match: str) -> Optional[int]:
     return None
 
 
-def _exists(pid: int) -> bool:
+def exists(pid: int) -> bool:
     """Whether the number is taken, hidden or not; getpgid asks the kernel without sending a signal."""
     try:
         os.getpgid(pid)
