@@ -129,7 +129,7 @@ _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|[0-9a-f]{40}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)\b"
 )
-_USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
+_USERINFO = re.compile(r"://[^/@\s]{1,500}@")
 
 
 def shown(argv: List[str]) -> str:
@@ -153,4 +153,4 @@ def _names_a_secret(name: str) -> bool:
 
 
 def _without_secrets(word: str) -> str:
-    return _USERINFO.sub(r"\1***@", _SECRET_VALUE.sub("***", word))
+    return _USERINFO.sub("://***@", _SECRET_VALUE.sub("***", word[:4096]))

@@ -130,15 +130,13 @@ def _by(reader: Reader, lines: Sequence[str], deadline: float) -> List[Reading]:
 
 
 def _by_any_preset(lines: Sequence[str]) -> List[Reading]:
-    """The preset that reads the most of the last lines; the more particular one where two read as many."""
+    """What the fitting preset reads: the most particular of those that read at least half as much as the best does."""
     deadline = time.monotonic() + TIME_LIMIT_S
     likely = [line for line in lines if _LIKELY.search(line)][-KEPT:]
-    best: List[Reading] = []
-    for reader in PRESETS.values():
-        found = _by(reader, likely, deadline)
-        if len(found) > len(best) and any(reading.step is not None or reading.epoch is not None for reading in found):
-            best = found
-    return best
+    found = [_by(reader, likely, deadline) for reader in PRESETS.values()]
+    telling = [readings for readings in found if any((one.step, one.epoch) != (None, None) for one in readings)]
+    most = max(map(len, telling), default=0)
+    return next((readings for readings in telling if 2 * len(readings) >= most), [])
 
 
 def _trainer_state(lines: Sequence[str]) -> List[Reading]:

@@ -44,8 +44,11 @@ _NUMBER = r"([-+]?\d[\d,_]{0,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,4})?|nan|-?inf)"
 _COUNT = r"(\d[\d,_]{0,20})"
 
 
-def _named(step: str, **others: str) -> Reader:
-    """A reader of lines that name their numbers: a step and at least one more of epoch, loss, rate or ms."""
+def _named(step: str, *, unit: str = "tok/s", **others: str) -> Reader:
+    """A reader of lines that name their numbers: a step and at least one of the others (epoch, loss, rate, ms).
+
+    Each expression's first group is the number; a second one of `rate` is its unit, which else is `unit`.
+    """
     patterns: Dict[str, Pattern[str]] = {name: re.compile(text, re.IGNORECASE) for name, text in others.items()}
     first = re.compile(step, re.IGNORECASE)
 
@@ -58,14 +61,14 @@ def _named(step: str, **others: str) -> Reader:
         if not texts:
             return None
         hit = hits.get("rate")
-        rate, unit = rate_of(texts.get("rate"), hit.group(2) if hit and hit.lastindex == 2 else "tok/s")
+        rate, told = rate_of(texts.get("rate"), hit.group(2) if hit and hit.lastindex == 2 else unit)
         milliseconds, dated = number(texts.get("ms")), line_clock(line)
         return Reading(
             step=whole(found.group(1)),
             epoch=number(texts.get("epoch")),
             loss=number(texts.get("loss")),
             rate=rate,
-            unit=unit,
+            unit=told,
             clock=dated,
             dated=dated,
             seconds_per_step=milliseconds / 1000 if milliseconds else None,
@@ -92,6 +95,7 @@ _torchtitan = _named(
 )
 _deepspeed = _named(
     r"\b(?:global_)?step=" + _COUNT,
+    unit="samples/s",
     epoch=r"\bepoch=" + _NUMBER,
     loss=r"\bloss=" + _NUMBER,
     rate=r"\bRunningAvgSamplesPerSec=" + _NUMBER,
