@@ -66,9 +66,10 @@ def parse_clients(text: str) -> List[Tuple[str, int]]:
 
 def parse_rocm(text: str) -> List[Gpu]:
     """The GPUs of `rocm-smi --showproductname --showuse --showmeminfo vram --showtemp --json`. Empty for no JSON."""
+    opened = text.find("{")
     try:
-        cards = json.loads(text[text.find("{") :])
-    except ValueError:
+        cards = json.loads(text[opened:]) if opened >= 0 else {}
+    except (ValueError, RecursionError):
         return []
     found = []
     for name in sorted(cards, key=lambda key: (len(key), key)):

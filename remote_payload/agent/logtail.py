@@ -89,15 +89,15 @@ def lines_of(data: bytes, *, cut_first: bool = False) -> List[str]:
     An unfinished last line is left out: `step 52` may be the start of `step 5296`. The one exception is a progress
     bar, which rewrites its line after a carriage return and never ends it, and is whole when it ends with `]`.
     """
-    text = data.replace(b"\0", b"").decode("utf-8", "replace").replace("\r", "\n\r")
-    pieces = text.split("\n")
-    last = pieces.pop()
-    if last.startswith("\r") and last.rstrip().endswith("]"):
-        pieces.append(last)
-    if cut_first and pieces:
-        pieces.pop(0)
-    lines = (_plain(piece.strip()[:LONGEST_LINE]) for piece in pieces)
-    return [line for line in lines if line]
+    text = data.replace(b"\0", b"").decode("utf-8", "replace")
+    if "\x1b" in text:
+        text = _without_escapes(text)
+    after_return = text.rfind("\r") > text.rfind("\n")
+    pieces = text.replace("\r", "\n").split("\n")
+    if not (after_return and pieces[-1].rstrip().endswith("]")):
+        pieces.pop()
+    stripped = (piece.strip()[:LONGEST_LINE] for piece in pieces[1 if cut_first else 0 :])
+    return [line for line in stripped if line]
 
 
 def open_quietly(path: str) -> int:
@@ -175,10 +175,8 @@ def _mincore(descriptor: int, offset: int, length: int) -> Optional[bytes]:
     return resident.raw if told == 0 else None
 
 
-def _plain(line: str) -> str:
-    """Without terminal escapes (colours, cursor moves)."""
-    if "\x1b" not in line:
-        return line
+def _without_escapes(text: str) -> str:
+    """Without what terminals obey: colours, cursor moves."""
     import re
 
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[@-_]", "", line)
+    return re.sub(r"\x1b\[[0-9;?]{0,30}[A-Za-z]|\x1b[@-_]", "", text)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from itertools import islice
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.agent.identity import utc
@@ -14,6 +15,8 @@ from remote_payload.agent.progress_numbers import line_clock
 
 KEPT = 200
 """readings from the end of the log that are looked at"""
+ENOUGH = 40
+"""of them show which preset fits"""
 TIME_LIMIT_S = 1.0
 """for reading lines; what was not read by then counts as not there"""
 LEAST_SILENCE_S = 60.0
@@ -132,11 +135,18 @@ def _by(reader: Reader, lines: Sequence[str], deadline: float) -> List[Reading]:
 def _by_any_preset(lines: Sequence[str]) -> List[Reading]:
     """What the fitting preset reads: the most particular of those that read at least half as much as the best does."""
     deadline = time.monotonic() + TIME_LIMIT_S
-    likely = [line for line in lines if _LIKELY.search(line)][-KEPT:]
-    found = [_by(reader, likely, deadline) for reader in PRESETS.values()]
-    telling = [readings for readings in found if any((one.step, one.epoch) != (None, None) for one in readings)]
-    most = max(map(len, telling), default=0)
-    return next((readings for readings in telling if 2 * len(readings) >= most), [])
+    likely = list(islice((line for line in reversed(lines) if _LIKELY.search(line)), KEPT))[::-1]
+    for last in (likely[-ENOUGH:], likely):
+        hits = [(len(_told(_by(reader, last, deadline))), reader) for reader in PRESETS.values()]
+        most = max(count for count, _ in hits)
+        if most:
+            fitting = next(reader for count, reader in hits if 2 * count >= most)
+            return _by(fitting, likely, deadline)
+    return []
+
+
+def _told(readings: List[Reading]) -> List[Reading]:
+    return [reading for reading in readings if reading.step is not None or reading.epoch is not None]
 
 
 def _trainer_state(lines: Sequence[str]) -> List[Reading]:

@@ -44,21 +44,23 @@ _NUMBER = r"([-+]?\d[\d,_]{0,30}(?:\.\d{0,30})?(?:e[-+]?\d{1,4})?|nan|-?inf)"
 _COUNT = r"(\d[\d,_]{0,20})"
 
 
-def _named(step: str, *, unit: str = "tok/s", **others: str) -> Reader:
+def _named(step: str, *, mark: str = "", unit: str = "tok/s", **others: str) -> Reader:
     """A reader of lines that name their numbers: a step and at least one of the others (epoch, loss, rate, ms).
 
-    Each expression's first group is the number; a second one of `rate` is its unit, which else is `unit`.
+    Each expression's first group is the number; a second one of `rate` is its unit, which else is `unit`. A line
+    without `mark` is not looked at; expressions are compiled when the first line has it.
     """
-    patterns: Dict[str, Pattern[str]] = {name: re.compile(text, re.IGNORECASE) for name, text in others.items()}
-    first = re.compile(step, re.IGNORECASE)
+    patterns: Dict[str, Pattern[str]] = {}
 
     def read(line: str) -> Optional[Reading]:
-        found = first.search(line)
-        if not found:
+        if mark not in line:
             return None
+        if not patterns:
+            patterns.update((name, re.compile(text, re.IGNORECASE)) for name, text in {"": step, **others}.items())
         hits = {name: pattern.search(line) for name, pattern in patterns.items()}
+        found = hits.pop("")
         texts = {name: hit.group(1) for name, hit in hits.items() if hit}
-        if not texts:
+        if not found or not texts:
             return None
         hit = hits.get("rate")
         rate, told = rate_of(texts.get("rate"), hit.group(2) if hit and hit.lastindex == 2 else unit)
@@ -91,7 +93,10 @@ _plain = _named(
     rate=_ANY_RATE,
 )
 _torchtitan = _named(
-    r"\bstep:\s*" + _COUNT + r"(?=.*\btps:)", loss=r"\bloss:\s*" + _NUMBER, rate=r"\btps:\s*" + _NUMBER
+    r"\bstep:\s*" + _COUNT + r"(?=.*\btps:)",
+    loss=r"\bloss:\s*" + _NUMBER,
+    rate=r"\btps:\s*" + _NUMBER,
+    mark="tps:",
 )
 _deepspeed = _named(
     r"\b(?:global_)?step=" + _COUNT,
@@ -100,20 +105,27 @@ _deepspeed = _named(
     loss=r"\bloss=" + _NUMBER,
     rate=r"\bRunningAvgSamplesPerSec=" + _NUMBER,
     skipped=r"\bskipped=" + _NUMBER,
+    mark="step=",
 )
 _megatron = _named(
     r"\biteration\s+" + _COUNT + r"\s*/",
     loss=r"\bloss:\s*" + _NUMBER,
     ms=r"\belapsed time per iteration \(ms\):\s*" + _NUMBER,
     rate=_NUMBER + r"\s+(tokens|samples) per second",
+    mark="per iteration",
 )
-_nanogpt = _named(r"\biter\s+" + _COUNT + r":", loss=_LOSS, ms=r"\btime\s+" + _NUMBER + "ms", rate=_ANY_RATE)
-_modded = _named(r"\bstep:" + _COUNT + r"/", loss=r"\btrain_loss:" + _NUMBER, ms=r"\bstep_avg:" + _NUMBER + "ms")
+_nanogpt = _named(
+    r"\biter\s+" + _COUNT + r":", loss=_LOSS, ms=r"\btime\s+" + _NUMBER + "ms", rate=_ANY_RATE, mark="iter "
+)
+_modded = _named(
+    r"\bstep:" + _COUNT + r"/", loss=r"\btrain_loss:" + _NUMBER, ms=r"\bstep_avg:" + _NUMBER + "ms", mark="step_avg:"
+)
 _nanochat = _named(
     r"\bstep\s+" + _COUNT + r"(?:/\d+)?\s+\(",
     loss=_LOSS,
     ms=r"\bdt:\s*" + _NUMBER + "ms",
     rate=r"\btok/sec:\s*" + _NUMBER,
+    mark="tok/sec:",
 )
 
 _BAR = re.compile(

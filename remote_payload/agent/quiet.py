@@ -7,6 +7,7 @@ starts one for each command that it runs, and where this process does not lead i
 terminal is lost: the agent has none, and it ends on EOF of stdin, not on a hang-up).
 """
 
+import errno
 import os
 import time
 from typing import Iterable, List, Set
@@ -106,7 +107,8 @@ def _idle_io(threads: List[int]) -> List[str]:
         return ["idle I/O class: %s" % error]
     failed = set()
     for thread in threads:
-        if call(number, _WHO_PROCESS, thread, _CLASS_IDLE << _CLASS_SHIFT) != 0:
+        told = call(number, _WHO_PROCESS, thread, _CLASS_IDLE << _CLASS_SHIFT)
+        if told != 0 and ctypes.get_errno() != errno.ESRCH:  # that thread has ended
             failed.add(os.strerror(ctypes.get_errno()))
     return ["idle I/O class: %s" % reason for reason in sorted(failed)]
 

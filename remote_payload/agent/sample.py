@@ -65,11 +65,11 @@ def parse_psi(text: str) -> Dict[str, Dict[str, float]]:
     """One file of /proc/pressure: {some|full: {avg10: percent, total_us: microseconds since the boot}}."""
     found = {}
     for line in text.splitlines():
-        kind, *pairs = line.split()
-        values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        words = line.split()
+        values = dict(word.split("=", 1) for word in words if "=" in word)
         try:
-            found[kind] = {"avg10": float(values["avg10"]), "total_us": float(values["total"])}
-        except (KeyError, ValueError):
+            found[words[0]] = {"avg10": float(values["avg10"]), "total_us": float(values["total"])}
+        except (IndexError, KeyError, ValueError):
             continue
     return found
 

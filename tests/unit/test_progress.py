@@ -47,21 +47,28 @@ FORMATS = {
         {"step": 3420, "epoch": 3.42, "loss": 2.31, "rate": 12.71, "rate_unit": "it/s"},
     ),
     "torchtitan": (
-        "[rank0]:[titan] 2026-11-30 12:00:00,100 - root - INFO - \x1b[31mstep: 5286  \x1b[32mloss:  2.3500  \x1b[33mmemory: "
+        "[titan] 2026-11-30 12:00:00,100 - root - INFO - \x1b[31mstep: 5286  \x1b[32mloss:  2.3500  \x1b[33mmem: "
         "40.00GiB(50%)  \x1b[34mtps: 19,400  \x1b[36mtflops: 300.10  \x1b[35mmfu: 30.00%\x1b[39m\n"
-        "[rank0]:[titan] 2026-11-30 12:00:20,100 - root - INFO - \x1b[31mstep: 5296  \x1b[32mloss:  2.3100  \x1b[33mmemory: "
+        "[titan] 2026-11-30 12:00:20,100 - root - INFO - \x1b[31mstep: 5296  \x1b[32mloss:  2.3100  \x1b[33mmem: "
         "40.00GiB(50%)  \x1b[34mtps: 19,500  \x1b[36mtflops: 300.10  \x1b[35mmfu: 30.00%\x1b[39m\n",
-        {"step": 5296, "loss": 2.31, "rate": 19500.0, "rate_unit": "tok/s", "steps_per_s": 0.5, "pace_from": "timestamps"},
+        {
+            "step": 5296,
+            "loss": 2.31,
+            "rate": 19500.0,
+            "rate_unit": "tok/s",
+            "steps_per_s": 0.5,
+            "pace_from": "timestamps",
+        },
     ),
     "deepspeed": (
-        "[2026-11-30 12:00:10,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=5290, skipped=3, lr=[1e-05], mom=[0.9]\n"
+        "[2026-11-30 12:00:10,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=5290, skipped=3, lr=[1e-05]\n"
         "[2026-11-30 12:00:10,001] [INFO] [timer.py:215:stop] epoch=1/micro_step=10592/global_step=5296, "
         "RunningAvgSamplesPerSec=12.25, CurrSamplesPerSec=12.5, MemAllocated=1.0GB, MaxMemAllocated=2.0GB\n",
         {"step": 5296, "epoch": 1.0, "rate": 12.25, "rate_unit": "samples/s"},
     ),
     "deepspeed-megatron": (
-        " [2026-11-30 12:00:10] iteration     5296/  100000 | consumed samples:      1355776 | elapsed time per iteration "
-        "(ms): 250.0 | learning rate: 1.0E-05 | global batch size:   256 | lm loss: 2.310000E+00 | grad norm: 1.2 |\n",
+        " [2026-11-30 12:00:10] iteration     5296/  100000 | consumed samples:      1355776 | elapsed time per "
+        "iteration (ms): 250.0 | learning rate: 1.0E-05 | global batch size: 256 | lm loss: 2.310000E+00 |\n",
         {"step": 5296, "loss": 2.31, "steps_per_s": 4.0, "pace_from": "line"},
     ),
     "nanogpt": (
