@@ -127,7 +127,7 @@ SHOWN_COMMAND = 400
 _SECRET_WORDS = _names("token secret password passwd pass passphrase key apikey auth credential credentials")
 _SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|[0-9a-f]{40}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)\b"
+    r"|xox[a-z]-[\w-]{10,}|AKIA[A-Z0-9]{16}|[0-9a-f]{40}|eyJ[\w-]{10,400}\.[\w-]{10,4000}\.[\w-]{0,4000})\b"
 )
 _USERINFO = re.compile(r"://[^/@\s]{1,500}@")
 

@@ -1,12 +1,14 @@
 """Progress by the user's own regular expression, which may be one that takes for ever.
 
 Python can't interrupt a match in a thread, and the match would hold the interpreter: no heartbeat, no time limit. So
-it runs in a forked child with a limit on its CPU time; the child only matches and writes to a pipe.
+it runs in a forked child with a limit on its CPU time. The child only matches and writes to a pipe: it imports nothing,
+since another thread may have been importing when it was forked.
 """
 
 import json
 import os
 import re
+import resource
 import select
 import signal
 import time
@@ -58,11 +60,13 @@ def _in_a_child(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s:
         finally:
             os._exit(0)
     os.close(writing_end)
+    answer = b""
     try:
         answer = _read_until(reading_end, time.monotonic() + limit_s)
     finally:
         os.close(reading_end)
-        os.kill(child, signal.SIGKILL)  # our own child, not yet waited for: the number can't be another's
+        if not answer.endswith(b"\n"):
+            os.kill(child, signal.SIGKILL)  # our own child, not yet waited for: the number can't be another's
         os.waitpid(child, 0)
     if not answer.endswith(b"\n"):
         hint = "make it more particular: no repetition inside a repetition, no more than one .*"
@@ -73,8 +77,6 @@ def _in_a_child(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s:
 
 def _match_and_write(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s: float, pipe: int) -> None:
     """In the child: everything that could take long, under a limit that the kernel keeps."""
-    import resource
-
     seconds = int(limit_s) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     found = []

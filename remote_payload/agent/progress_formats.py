@@ -79,23 +79,26 @@ def _named(step: str, *, mark: str = "", unit: str = "tok/s", **others: str) -> 
     return read
 
 
-_EPOCH = r"\bepoch\b\s*[:=]?\s*" + _NUMBER
-_LOSS = r"(?<!val[_/ ])(?<!valid[_/ ])(?<!validation[_/ ])(?<!test[_/ ])(?<![a-z])loss\b['\"]?\s*[:=]?\s*" + _NUMBER
+_EPOCH = r"\bepoch\b\s{0,12}[:=]?\s{0,12}" + _NUMBER
+_LOSS = (
+    r"(?<!val[_/ ])(?<!valid[_/ ])(?<!validation[_/ ])(?<!test[_/ ])(?<![a-z])loss\b['\"]?\s{0,12}[:=]?\s{0,12}"
+    + _NUMBER
+)
 _ANY_RATE = (
     _NUMBER
     + r"\s?([KMG]?\s?(?:tok(?:en)?s?|samples?|sequences|seq|it|iters?|steps?|batch(?:es)?)/s(?:ec)?|s/it|s/step)\b"
 )
 
 _plain = _named(
-    r"\b(?:global[_ ]?step|steps?|iteration|iter|it)\b\s*[:=#]?\s*\[?" + _COUNT,
+    r"\b(?:global[_ ]?step|steps?|iteration|iter|it)\b\s{0,12}[:=#]?\s{0,12}\[?" + _COUNT,
     epoch=_EPOCH,
     loss=_LOSS,
     rate=_ANY_RATE,
 )
 _torchtitan = _named(
-    r"\bstep:\s*" + _COUNT + r"(?=.*\btps:)",
-    loss=r"\bloss:\s*" + _NUMBER,
-    rate=r"\btps:\s*" + _NUMBER,
+    r"\bstep:\s{0,12}" + _COUNT + r"(?=.*\btps:)",
+    loss=r"\bloss:\s{0,12}" + _NUMBER,
+    rate=r"\btps:\s{0,12}" + _NUMBER,
     mark="tps:",
 )
 _deepspeed = _named(
@@ -108,9 +111,9 @@ _deepspeed = _named(
     mark="step=",
 )
 _megatron = _named(
-    r"\biteration\s+" + _COUNT + r"\s*/",
-    loss=r"\bloss:\s*" + _NUMBER,
-    ms=r"\belapsed time per iteration \(ms\):\s*" + _NUMBER,
+    r"\biteration\s{1,12}" + _COUNT + r"\s{0,12}/",
+    loss=r"\bloss:\s{0,12}" + _NUMBER,
+    ms=r"\belapsed time per iteration \(ms\):\s{0,12}" + _NUMBER,
     rate=_NUMBER + r"\s+(tokens|samples) per second",
     mark="per iteration",
 )
@@ -123,15 +126,15 @@ _modded = _named(
 _nanochat = _named(
     r"\bstep\s+" + _COUNT + r"(?:/\d+)?\s+\(",
     loss=_LOSS,
-    ms=r"\bdt:\s*" + _NUMBER + "ms",
-    rate=r"\btok/sec:\s*" + _NUMBER,
+    ms=r"\bdt:\s{0,12}" + _NUMBER + "ms",
+    rate=r"\btok/sec:\s{0,12}" + _NUMBER,
     mark="tok/sec:",
 )
 
 _BAR = re.compile(
     r"(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[(?:(?P<days>\d{1,4}) days?, )?"
     r"(?:(?P<hours>\d{1,4}):)?(?P<minutes>\d\d?):(?P<seconds>\d\d)<"
-    r"[^,\]]{0,60}(?:,\s*(?P<rate>[\d.]+)\s?(?P<unit>[\w/]+))?"
+    r"[^,\]]{0,60}(?:,\s{0,12}(?P<rate>[\d.]+)\s?(?P<unit>[\w/]+))?"
 )
 _RICH_BAR = re.compile(
     r"^Epoch (?P<epoch>\d+)/\d+ .{0,300}?\b(?P<done>\d{1,12})/(?P<total>\d{1,12}) "
@@ -142,7 +145,7 @@ _EPOCH_BAR = re.compile(r"^Epoch (\d+):")
 _OTHER_WORK = re.compile(
     r"loading|download|fetch|map|filter|tokeniz|generat|sav|shard|eval|valid|predict|test|sanity", re.I
 )
-_PERCENT = re.compile(r"\d+%\|")
+_PERCENT = re.compile(r"\d{1,3}%\|")
 
 
 def _bar(line: str) -> Optional[Reading]:

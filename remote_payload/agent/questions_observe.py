@@ -17,7 +17,7 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
-    {"error": message, "hint": text} in its own place and leaves the others alone. Parts that wait for a disk or a
+    {"error": message} in its own place and leaves the others alone. Parts that wait for a disk or a
     child process are answered at the same time.
     """
     from remote_payload.agent import hostinfo
@@ -39,10 +39,9 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 
 def together(parts: Parts) -> Dict[str, Any]:
-    """Every part's value, computed at the same time, or {"error", "hint"} in its place."""
+    """Every part's value, computed at the same time, or {"error": message} in its place."""
     values: Dict[str, Any] = {
-        name: {"error": "no answer within %.0f s" % PATIENCE_S, "hint": "does a file system hang there?"}
-        for name in parts
+        name: {"error": "no answer within %.0f s: does a file system hang?" % PATIENCE_S} for name in parts
     }
     answers: Dict[str, Any] = {}
     threads = [
@@ -61,9 +60,9 @@ def _answer_into(answers: Dict[str, Any], name: str, part: Callable[[], Any]) ->
     try:
         answers[name] = part()
     except AgentError as error:
-        answers[name] = {"error": error.message, "hint": error.hint}
+        answers[name] = {"error": ": ".join(filter(None, (error.message, error.hint)))}
     except Exception as error:  # one part's bug or a host's oddity must not hide the rest of the answer
-        answers[name] = {"error": "%s: %s" % (type(error).__name__, error), "hint": ""}
+        answers[name] = {"error": "%s: %s" % (type(error).__name__, error)}
 
 
 def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]:
@@ -129,8 +128,7 @@ def _source(folder: str, talk: Any) -> Dict[str, Any]:
 def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Any:
     from remote_payload.agent import scan
 
-    state = (process or {}).get("state")
-    alive = {"running": True, "stopped": True, "zombie": False, "absent": False}.get(str(state))
+    alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
     return scan.scan(saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time())
 
 

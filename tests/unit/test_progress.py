@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from observing import ask
 
@@ -276,12 +276,30 @@ def test_lines_like_progress_are_read_without_a_surprise(line):
         reader(line)
 
 
-@settings(max_examples=20)
-@given(st.text(alphabet="0123456789,. step:/[]<|%", min_size=3500, max_size=4096))
-def test_a_reader_takes_little_time_on_the_longest_line(line):
+SPITEFUL = [
+    "1",
+    "1,",
+    "step ",
+    "step 1 ",
+    "loss ",
+    "1/1 [",
+    "1/1 [00:01<",
+    "Epoch 1/1 ",
+    "{'a': ",
+    "step=1 ",
+    "1e1",
+    "'a",
+]
+
+
+@pytest.mark.parametrize("piece", SPITEFUL)
+@pytest.mark.parametrize("start", ["", "step", "iteration per iteration", "loss", "Epoch 1: ", "{'", "tps: step: "])
+def test_a_reader_takes_little_time_on_the_worst_of_lines(start, piece):
+    line = (start + piece * 4096)[:4096]
     began = time.process_time()
     for reader in PRESETS.values():
         reader(line)
+        reader(start + " " * 4000 + piece)
     assert time.process_time() - began < 0.5
 
 
