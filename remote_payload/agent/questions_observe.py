@@ -1,0 +1,150 @@
+"""One question for a box: what is this host, what runs on it, how far is it, and what did it save."""
+
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from remote_payload.agent.errors import AgentError
+
+PATIENCE_S = 60.0
+"""for each part of the answer; a file system that hangs costs its own part only"""
+
+Parts = Dict[str, Callable[[], Any]]
+
+
+def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
+    """{"host": facts, gpus, gpu_note; "runs": {name: {process, progress, source, checkpoints, sample}}; "eval"}.
+
+    `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
+    gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
+    {"error": message} in its own place and leaves the others alone. Parts that wait for a disk or a
+    child process are answered at the same time.
+    """
+    from remote_payload.agent import hostinfo
+
+    parts: Parts = {"host": lambda: hostinfo.facts(args["disk_path"])}
+    if args.get("gpus"):
+        parts["gpus"] = lambda: _gpus(talk)
+    if args.get("eval") is not None:
+        parts["eval"] = lambda: _eval_facts(args["eval"], talk)
+    if args.get("runs"):
+        parts["runs"] = lambda: _runs(args["runs"], bool(args.get("sample")), talk)
+    told = together(parts)
+    gpus = told.get("gpus") or {"gpus": [], "note": None}
+    host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
+    runs = told.get("runs", {})
+    if "error" in runs and isinstance(runs["error"], str):  # /proc itself can't be read
+        runs = {run["name"]: runs for run in args["runs"]}
+    return {"host": host, "runs": runs, "eval": told.get("eval")}
+
+
+def together(parts: Parts) -> Dict[str, Any]:
+    """Every part's value, computed at the same time, or {"error": message} in its place."""
+    values: Dict[str, Any] = {
+        name: {"error": "no answer within %.0f s: does a file system hang?" % PATIENCE_S} for name in parts
+    }
+    answers: Dict[str, Any] = {}
+    threads = [
+        threading.Thread(target=_answer_into, args=(answers, name, part), daemon=True) for name, part in parts.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    values.update(dict(answers))  # a copy: a late thread may still add to it
+    return values
+
+
+def _answer_into(answers: Dict[str, Any], name: str, part: Callable[[], Any]) -> None:
+    try:
+        answers[name] = part()
+    except AgentError as error:
+        answers[name] = {"error": ": ".join(filter(None, (error.message, error.hint)))}
+    except Exception as error:  # one part's bug or a host's oddity must not hide the rest of the answer
+        answers[name] = {"error": "%s: %s" % (type(error).__name__, error)}
+
+
+def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]:
+    from remote_payload.agent.processes import Processes
+
+    needs_processes = any(run.get("process") for run in runs)
+    processes = Processes() if needs_processes else None
+    answers: Dict[str, Dict[str, Any]] = {}
+    parts: Parts = {}
+    for run in runs:
+        process = _process(run.get("process"), processes)
+        answers[run["name"]] = {"process": process, **dict.fromkeys(("progress", "source", "checkpoints", "sample"))}
+        for part, ask in _parts_of(run, process, sample, talk).items():
+            parts[run["name"] + "\0" + part] = ask
+    for key, value in together(parts).items():
+        name, part = key.split("\0")
+        answers[name][part] = value
+    return answers
+
+
+def _process(rule: Optional[Dict[str, Any]], processes: Any) -> Optional[Dict[str, Any]]:
+    if rule is None:
+        return None
+    from remote_payload.agent import training
+
+    found: Dict[str, Any] = {}
+    _answer_into(found, "process", lambda: training.find(rule, processes))
+    process: Dict[str, Any] = found["process"]
+    return process
+
+
+def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], sample: bool, talk: Any) -> Parts:
+    """What else is asked about a run, each as a function of no arguments."""
+    log, pattern, source, saved = (run.get(key) for key in ("log", "progress", "source", "checkpoints"))
+    identity = (process or {}).get("identity")
+    parts: Parts = {}
+    if log is not None:
+        parts["progress"] = lambda: _progress(log, pattern, identity)
+    if source is not None:
+        parts["source"] = lambda: _source(source, talk)
+    if saved is not None:
+        parts["checkpoints"] = lambda: _checkpoints(saved, process)
+    if sample and identity:
+        ranks = (process or {}).get("ranks", [])
+        parts["sample"] = lambda: _sample(identity, log, pattern, ranks)
+    return parts
+
+
+def _progress(log: str, pattern: Optional[str], identity: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    from remote_payload.agent import identity as identities
+    from remote_payload.agent import progress
+
+    started = identities.started_at(identity["start_ticks"]) if identity else None
+    return progress.read(log, pattern, time.time(), started)
+
+
+def _source(folder: str, talk: Any) -> Dict[str, Any]:
+    from remote_payload.agent import source
+
+    return source.git_state(folder, talk)
+
+
+def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Any:
+    from remote_payload.agent import scan
+
+    alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
+    return scan.scan(saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time())
+
+
+def _sample(identity: Dict[str, Any], log: Optional[str], pattern: Optional[str], ranks: List[int]) -> Dict[str, Any]:
+    from remote_payload.agent import sample
+
+    return sample.sample(identity, log, pattern, ranks)
+
+
+def _gpus(talk: Any) -> Dict[str, Any]:
+    from remote_payload.agent import gpus
+
+    return gpus.read(talk)
+
+
+def _eval_facts(asked: Dict[str, Any], talk: Any) -> Any:
+    from remote_payload.agent import evalbox
+
+    return evalbox.facts(asked, talk)
