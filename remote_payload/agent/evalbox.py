@@ -61,7 +61,7 @@ def data(paths: Dict[str, str], remote: str, workdir: str, digest: bool) -> Dict
 
 
 def disk(path: str) -> Dict[str, Any]:
-    """Room on the disk that holds `path`, or would: {"path", "total", "free", "inodes_free"}; None where not counted."""
+    """Room where `path` lies, or would: {"path", "total", "free", "inodes_free"}; None where inodes are not counted."""
     place = scratch.expand(path)
     while not os.path.isdir(place):
         place = os.path.dirname(place)

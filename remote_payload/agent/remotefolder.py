@@ -1,4 +1,4 @@
-"""What else lies in a job's remote folder beside the harness: older checkpoints, caches, results with their headline."""
+"""What else lies in a job's remote folder beside the harness: older checkpoints, caches, results and their headline."""
 
 import json
 import os

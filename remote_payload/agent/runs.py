@@ -77,8 +77,8 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     args {"workdir", "key", "id", "spec", "secrets"}; spec {"job", "host", "run", "step", "checkpoint": identity,
     "harness": {"remote", "digest", "files": manifest}, "digests", "command", "python", "data": {name: path}, "env",
     "limits": {"threads", "memory", "wall", "grace"}, "result": file name, "gpu_devices"?}.
-    Answers {"id", "run": row, "started", "joined", "already"}, one of the three true: joined for a run of this key that
-    is queued or running, already for one that succeeded. A failed or lost one is followed by a new attempt, ID-2 and on.
+    Answers {"id", "run": row, "started", "joined", "already"}, one of the three true: joined for a run of this key
+    that is queued or running, already for one that succeeded. After a failed or lost one comes a new attempt, ID-2.
     Raises AgentError: refused where the checkpoint, the harness's version, data or python is missing.
     """
     workdir, key, spec = args["workdir"], args["key"], args["spec"]
