@@ -46,7 +46,7 @@ def _digest_one(path: str, memory: _Memory) -> Dict[str, Any]:
             files += 1
             size += length
     except OSError as error:
-        return {"error": "%s: %s" % (ascii(to_text(to_bytes(error.filename or path)))[1:-1], error.strerror)}
+        return {"error": "%s: %s" % (ascii(os.fsdecode(error.filename or path))[1:-1], error.strerror)}
     except _Changed as changed:
         return {"error": "%s changes while it is read" % changed}
     return {"digest": total.hexdigest(), "files": files, "bytes": size}

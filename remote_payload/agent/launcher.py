@@ -49,11 +49,12 @@ def start(folder: str, run_id: str, secrets: Dict[str, str]) -> None:
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
-        process.wait()  # it has forked away from us long ago, or never will
+        if not said.endswith(READY):
+            process.kill()
+        process.wait()  # the supervisor is this process's child, and lives on
     if not said.endswith(READY):
-        raise AgentError(
-            "the supervisor of run %s did not start: %s" % (run_id, said.decode("utf-8", "replace")[-500:])
-        )
+        lines = said.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
+        raise AgentError("its supervisor ended at once: %s" % lines[-1][-500:])
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", secrets: Dict[str, str]) -> None:

@@ -136,6 +136,9 @@ class Cage:
         self.memory_group = ""
         """folder of the cgroup that holds the memory limit; "" where the supervisor has to look itself"""
         own = own_cgroups()
+        name = "%s-%d" % (name, os.getpid())
+        for parent in set(own.values()):
+            _sweep(parent)
         if "cpu" in own:
             self._add_group(own["cpu"], name, {"cpu.shares": "2"})
         if memory_limit and "memory" in own:
@@ -219,6 +222,14 @@ def _attempt(action: "object", *arguments: object) -> None:
         action(*arguments)  # type: ignore[operator]
     except (OSError, ValueError, AttributeError):
         pass
+
+
+def _sweep(parent: str) -> None:
+    """Remove the empty groups of supervisors that were killed."""
+    for name in os.listdir(parent):
+        pid = name.rpartition("-")[2]
+        if name.startswith("orch-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
+            _remove("%s/%s" % (parent, name))
 
 
 def _remove(folder: str) -> None:

@@ -137,9 +137,9 @@ class _Push:
                     "run the command again to see the new difference",
                     kind="refused",
                 )
-            if entry is not None and entry["sha256"] in ("folder", "special"):
+            if entry is not None and entry["sha256"] == "special":
                 raise AgentError(
-                    "%s is no file; %s" % (os.path.join(self.root, path), _UNCHANGED),
+                    "%s is a device, pipe or socket; %s" % (os.path.join(self.root, path), _UNCHANGED),
                     "look at it on the host and remove it",
                     kind="refused",
                 )
@@ -152,6 +152,8 @@ class _Push:
             place = os.path.join(self.incoming, "old-%d" % number)
             try:
                 with self.folder.parent(path) as (folder, name):
+                    if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                        continue  # gives way only when the deletions empty it
                     _second_name(name, folder, to_bytes(place))
             except FileNotFoundError:
                 continue

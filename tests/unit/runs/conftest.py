@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from evalhost import HARNESS, EvalHost, processes_of, stage, write_files
 
-from remote_payload.agent import runs
+from remote_payload.agent import incarnation, runs
 
 
 @pytest.fixture
@@ -20,5 +22,9 @@ def eval_host(tmp_path: Path) -> Iterator[EvalHost]:
     stage(host.workdir)
     yield host
     for row in runs.list_runs(str(host.workdir)):
+        started = json.loads((host.folder(row["id"]) / "started.json").read_text() if row["started_at"] else "{}")
+        if started and incarnation.look(started, row["id"]) == "alive":
+            os.kill(started["pid"], signal.SIGTERM)
+            host.end(row["id"])
         for pid in processes_of(row["id"], host.folder(row["id"])):
-            os.kill(pid, 9)
+            os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.ssh import bundle
 from remote_payload.agent import manifest, runs, staging
+from remote_payload.agent.errors import AgentError
 
 HARNESS = {
     "eval.py": "import json, sys\njson.dump({'score': 1.5}, open(sys.argv[1], 'w'))\nprint('done')\n",
@@ -129,3 +133,27 @@ def processes_of(run_id: str, folder: Path) -> list[int]:
         if f"ORCH_RUN_ID={run_id}".encode() in environment.split(b"\0") and mine:
             found.append(int(entry.name))
     return found
+
+
+def as_nobody(action: Callable[[], Any]) -> Any:
+    """What `action` returns when a user without rights does it, as JSON; its AgentError as {"error": message}."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become another user")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            os.environ["HOME"] = "/nonexistent"
+            os.write(writer, json.dumps(action()).encode())
+        except AgentError as error:
+            os.write(writer, json.dumps({"error": error.message}).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(answer)

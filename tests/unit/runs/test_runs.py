@@ -5,23 +5,27 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from evalhost import EvalHost, Line, processes_of, wait_until
+from evalhost import HARNESS, EvalHost, Line, as_nobody, processes_of, stage, wait_until, write_files
 
 from remote_payload.agent import incarnation, launcher, manifest, runs
 from remote_payload.agent.errors import AgentError
 
-PYTHON38 = next((path for path in Path("/root/.pyenv/versions").glob("3.8*/bin/python")), None)
+ROOT = Path(__file__).parents[3]
+PYTHON38 = shutil.which("python3.8")
 SUCCEED = ["{python}", "eval.py", "{result}"]
 SLEEP = ["{python}", "-c", "import time; time.sleep(60)"]
+GREEDY = "data = bytearray(200 << 20)\nfor at in range(0, len(data), 4096): data[at] = 1\nimport time; time.sleep(60)"
 
 
 def write_result(*, after: str = "") -> list[str]:
@@ -40,7 +44,7 @@ def test_a_run_ends_with_its_result_and_says_how_it_was_held(eval_host: EvalHost
 def test_a_run_outlives_the_process_and_the_session_that_started_it(eval_host: EvalHost) -> None:
     args = eval_host.args(write_result(after="import time; time.sleep(1)"))
     script = (
-        f"import json, os, sys; sys.path[:0] = [os.getcwd(), {str(Path(__file__).parent)!r}]\n"
+        f"import json, os, sys; sys.path[:0] = {[str(ROOT), str(Path(__file__).parent)]!r}\n"
         "from evalhost import Line\n"
         "from remote_payload.agent import runs\n"
         "answer = runs.launch_answer(json.load(sys.stdin), Line())\n"
@@ -179,7 +183,7 @@ def test_a_launch_cut_off_before_the_supervisor_started_is_lost(eval_host: EvalH
 
 
 def test_a_supervisor_that_can_not_start_leaves_a_failed_run(eval_host: EvalHost) -> None:
-    with pytest.raises(AgentError, match="did not start.*broken bundle"):
+    with pytest.raises(AgentError, match=r"did not start: .*broken bundle"):
         runs.launch_answer(eval_host.args(SUCCEED), Line(bundle="raise RuntimeError('broken bundle')"))
     assert eval_host.row("eval-4000")["state"] == "failed"
 
@@ -202,14 +206,15 @@ def test_the_time_limit_ends_a_run_that_ignores_term_with_all_it_started(eval_ho
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
         "time.sleep(60)"
     )
-    run_id = eval_host.launch(["{python}", "-c", code], limits={"wall": 0.8, "grace": 0.5})["id"]
+    run_id = eval_host.launch(["{python}", "-c", code], limits={"wall": 3, "grace": 0.5})["id"]
     row = eval_host.end(run_id)
-    assert (row["state"], row["signal"]) == ("failed", 9) and row["reason"].startswith("time limit: 0.8 s")
+    assert (row["state"], row["signal"]) == ("failed", 9) and row["reason"].startswith("time limit: 3 s")
     wait_until(lambda: not processes_of(run_id, eval_host.folder(run_id)))
 
 
 def test_what_the_evaluation_leaves_behind_is_ended_with_it(eval_host: EvalHost) -> None:
-    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); open(sys.argv[1],'w').write('{}')"
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    code += "open(sys.argv[1], 'w').write('{}')"
     run_id = eval_host.launch(["{python}", "-c", code, "{result}"])["id"]
     assert eval_host.end(run_id)["state"] == "succeeded"
     wait_until(lambda: not processes_of(run_id, eval_host.folder(run_id)))
@@ -224,9 +229,22 @@ def test_an_evaluation_that_opens_a_gpu_is_stopped(eval_host: EvalHost, tmp_path
 
 
 def test_memory_past_the_limit_ends_the_run(eval_host: EvalHost) -> None:
-    code = "data = bytearray(200 << 20)\nfor i in range(0, len(data), 4096): data[i] = 1\nimport time; time.sleep(60)"
-    row = eval_host.end(eval_host.launch(["{python}", "-c", code], limits={"memory": 64 << 20})["id"])
+    row = eval_host.end(eval_host.launch(["{python}", "-c", GREEDY], limits={"memory": 64 << 20})["id"])
     assert row["state"] == "failed" and "memory" in row["reason"] and "memory by" in row["rung"]
+
+
+def test_without_a_cgroup_the_supervisor_looks_after_the_memory_itself() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        host = EvalHost(Path(name))
+        write_files(host.remote, HARNESS)
+        stage(host.workdir)
+        for path in [host.root, *host.root.rglob("*")]:
+            shutil.chown(path, 65534, 65534)
+        args = host.args(["{python}", "-c", GREEDY], limits={"memory": 64 << 20})
+        launched = as_nobody(lambda: runs.launch_answer(args, Line()))
+        row = host.end(launched["id"])
+    assert row["state"] == "failed" and row["reason"].startswith("memory limit"), row
+    assert "memory by polling and rlimit" in row["rung"] and "nice 19" in row["rung"]
 
 
 def test_the_evaluation_sees_no_gpu_few_threads_its_id_and_its_secrets(eval_host: EvalHost) -> None:
@@ -261,7 +279,8 @@ def test_the_command_names_resolved_paths_of_this_host(eval_host: EvalHost) -> N
 
 
 def test_a_running_evaluation_never_sees_a_later_edit(eval_host: EvalHost) -> None:
-    code = "import time; time.sleep(0.7); exec(open('lib/util.py').read()); open('eval_results.json','w').write(str({}))"
+    code = "import time; time.sleep(0.7); exec(open('lib/util.py').read())\n"
+    code += "open('eval_results.json', 'w').write('{}')"
     run_id = eval_host.launch(["{python}", "-c", code])["id"]
     (eval_host.remote / "lib/util.py").write_text("raise SystemExit(9)\n")
     assert eval_host.end(run_id)["state"] == "succeeded"
