@@ -1,0 +1,129 @@
+"""What an evaluation host has and lacks for a job, in one look: harness, checkpoints, runs, data, server, python, room.
+
+Nothing is written, but for the memory of data digests when those are asked for.
+"""
+
+import os
+import sys
+from typing import Any, Dict, Optional
+
+from remote_payload.agent import datadigest, harness, limits, runfolder, runs, scratch, staging
+from remote_payload.agent.errors import AgentError
+from remote_payload.agent.remotefolder import remote_folder
+
+_PATIENCE = 3.0
+"""seconds for the reference server"""
+_PYTHON_PATIENCE = 20.0
+
+
+def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
+    """args {"workdir", "remote"?, "entries"?, "ignore"?, "headline"?: dotted path, "data"?: {name: path}, "digest"?:
+    bool, "server"?: URL, "python"?, "check_python"?: bool}; each part is answered where its argument is given:
+
+    {"harness": harness.facts, "staged": [...], "runs": [...], "remote_folder": [...], "data": {name: {"path", "exists",
+    "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail"} or None, "python": {"path", "ok",
+    "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"}, "memory": {"total", "available"}, "cores"}.
+    """
+    workdir, remote = args["workdir"], args.get("remote")
+    answer: Dict[str, Any] = {
+        "workdir": scratch.expand(workdir),
+        "staged": staging.staged(workdir),
+        "runs": runs.list_runs(workdir),
+        "disk": disk(workdir),
+        "memory": limits.memory(),
+        "cores": limits.usable_cores(),
+        "python": python(args.get("python") or "", bool(args.get("check_python")), talk),
+        "server": server(args["server"]) if args.get("server") else None,
+        "harness": None,
+        "remote_folder": [],
+        "data": {},
+    }
+    if remote:
+        entries = args.get("entries", [])
+        answer["harness"] = harness.facts(remote, entries, args.get("ignore"))
+        answer["remote_folder"] = remote_folder(remote, {one["path"] for one in entries}, args.get("headline"))
+        answer["data"] = data(args.get("data", {}), remote, workdir, bool(args.get("digest")))
+    return answer
+
+
+def data(paths: Dict[str, str], remote: str, workdir: str, digest: bool) -> Dict[str, Dict[str, Any]]:
+    """Where each data path of a job leads on this host, whether it is there and, when asked for, its digest."""
+    places = {name: runfolder.data_path(path, remote) for name, path in paths.items()}
+    found: Dict[str, Dict[str, Any]] = {
+        name: {"path": place, "exists": os.path.exists(place)} for name, place in places.items()
+    }
+    if digest:
+        there = {name: place for name, place in places.items() if found[name]["exists"]}
+        memory = os.path.join(scratch.expand(workdir), "state", "digests.json")
+        for name, measured in datadigest.digest(there, memory).items():
+            found[name].update(measured)
+    return found
+
+
+def disk(path: str) -> Dict[str, Any]:
+    """Room where `path` lies, or would: {"path", "total", "free", "inodes_free"}; None where inodes are not counted."""
+    place = scratch.expand(path)
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    found = os.statvfs(place)
+    inodes: Optional[int] = found.f_favail if found.f_files else None
+    return {
+        "path": place,
+        "total": found.f_blocks * found.f_frsize,
+        "free": found.f_bavail * found.f_frsize,
+        "inodes_free": inodes,
+    }
+
+
+def python(name: str, check: bool, talk: Any) -> Dict[str, Any]:
+    """The evaluation's interpreter: {"path", "ok", "version", "detail"}; it is started only when `check`."""
+    try:
+        place = runfolder.interpreter(name)
+    except AgentError as error:
+        return {"path": name, "ok": False, "version": None, "detail": error.message}
+    answer: Dict[str, Any] = {"path": place, "ok": True, "version": None, "detail": ""}
+    if place == sys.executable:
+        answer["version"] = "%d.%d.%d" % sys.version_info[:3]
+    elif check:
+        answer.update(_ask_version(place, talk))
+    return answer
+
+
+def _ask_version(place: str, talk: Any) -> Dict[str, Any]:
+    import subprocess
+
+    line = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        child = talk.spawn([place, "-I", "-B", "-c", line], **options)
+        said = child.communicate(timeout=_PYTHON_PATIENCE)[0].decode("utf-8", "replace").strip()
+    except OSError as error:
+        return {"ok": False, "detail": "%s: %s" % (place, error.strerror)}
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return {"ok": False, "detail": "%s: no answer in %d s" % (place, _PYTHON_PATIENCE)}
+    if child.returncode:
+        return {"ok": False, "detail": "%s: exit %d: %s" % (place, child.returncode, said[-300:])}
+    return {"version": said}
+
+
+def server(url: str) -> Dict[str, Any]:
+    """Whether the reference server answers: {"url", "ok", "detail"}. Proxies of the environment are not used."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    detail = ""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for path in ("/health", "/v1/models"):
+        try:
+            with opener.open(url.rstrip("/") + path, timeout=_PATIENCE) as answer:
+                return {"url": url, "ok": True, "detail": "%s answers %d" % (path, answer.status)}
+        except urllib.error.HTTPError as error:
+            detail = "%s answers %d" % (path, error.code)
+            error.close()
+        except (OSError, ValueError) as error:  # refused, timed out, no such name, not a URL
+            return {"url": url, "ok": False, "detail": str(getattr(error, "reason", error))}
+        except http.client.HTTPException as error:  # an answer that is no HTTP
+            return {"url": url, "ok": False, "detail": "%s: %s" % (type(error).__name__, error)}
+    return {"url": url, "ok": False, "detail": detail}

@@ -1,0 +1,239 @@
+"""What an evaluation may take of its host: GPUs hidden, threads capped, lowest priority, memory held by the best means
+that the host offers. What was reached is read back from the running process and reported as its rung."""
+
+import os
+import re
+import signal
+from typing import Dict, List, Optional
+
+HIDDEN_GPUS = {
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "ROCR_VISIBLE_DEVICES": "-1",
+    "GPU_DEVICE_ORDINAL": "-1",
+    "ZE_AFFINITY_MASK": "255",
+}
+"""an index that no host has; PyTorch opens no device with them (a large positive CUDA index would open some)"""
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "TORCH_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+NICE = 19
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def thread_environment(threads: Optional[int]) -> Dict[str, str]:
+    """Variables that cap the thread pools of common libraries. `None` means the cores that this process may use."""
+    return dict.fromkeys(_THREADS, str(threads or usable_cores()))
+
+
+def usable_cores() -> int:
+    """Cores by affinity and by the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0))
+    own = own_cgroups()
+    quota, period = 0, 0
+    try:
+        if "cpu" in own:
+            quota, period = _number(own["cpu"] + "/cpu.cfs_quota_us"), _number(own["cpu"] + "/cpu.cfs_period_us")
+        elif "" in own:
+            with open(own[""] + "/cpu.max") as file:
+                quota, period = (0 if word == "max" else int(word) for word in file.read().split())
+    except (OSError, ValueError):
+        pass
+    return max(1, min(cores, -(-quota // period))) if quota > 0 and period > 0 else cores
+
+
+def memory() -> Dict[str, int]:
+    """{"total", "available"} in bytes: the host's, or less where the cgroup allows less."""
+    with open("/proc/meminfo") as file:
+        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if line.endswith("kB\n")}
+    total, available = fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"])
+    own = own_cgroups()
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if "memory" in own else ("memory.max", "memory.current")
+    try:
+        limit, used = (_number("%s/%s" % (own.get("memory", own.get("", "")), name)) for name in names)
+    except (OSError, ValueError):
+        return {"total": total, "available": available}
+    return {"total": min(total, limit), "available": max(0, min(available, limit - used))}
+
+
+def own_cgroups() -> Dict[str, str]:
+    """controller -> folder of this process's cgroup; version 2 under the name ""."""
+    mounts = {}
+    groups = {}
+    try:
+        with open("/proc/self/mountinfo") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                root, point = left.split()[3:5]
+                kind, _, options = right.split()[:3]
+                names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
+                mounts.update({name: (root, point) for name in names})
+        with open("/proc/self/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                for name in controllers.split(","):
+                    if name in mounts:
+                        root, point = mounts[name]
+                        inside = path[len(root) :] if root != "/" and path.startswith(root) else path
+                        folder = os.path.normpath(point + "/" + inside)
+                        if folder.startswith(point) and os.path.exists(folder + "/cgroup.procs"):
+                            groups[name] = folder
+    except (OSError, ValueError):
+        pass
+    return groups
+
+
+def _number(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def oom_kills(folder: str = "") -> int:
+    """How often the kernel has killed for want of memory: in a cgroup's folder, else on the whole host."""
+    for path in ([folder + "/memory.events", folder + "/memory.oom_control"] if folder else []) + ["/proc/vmstat"]:
+        try:
+            with open(path) as file:
+                found = re.search(r"^oom_kill (\d+)$", file.read(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found.group(1))
+    return 0
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parents end, so that none gets out of sight."""
+    _libc_call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _libc_call(name: str, *arguments: int) -> None:
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function(*(ctypes.c_long(argument) for argument in arguments))
+
+
+class Cage:
+    """The limits of one evaluation. Built by its supervisor, entered by the child before it becomes the evaluation."""
+
+    def __init__(self, name: str, memory_limit: Optional[int]) -> None:
+        self.memory_limit = memory_limit
+        self._groups: List[str] = []
+        self.memory_group = ""
+        """folder of the cgroup that holds the memory limit; "" where the supervisor has to look itself"""
+        own = own_cgroups()
+        name = "%s-%d" % (name, os.getpid())
+        for parent in set(own.values()):
+            _sweep(parent)
+        if "cpu" in own:
+            self._add_group(own["cpu"], name, {"cpu.shares": "2"})
+        if memory_limit and "memory" in own:
+            limit = str(memory_limit)
+            swap = {"memory.memsw.limit_in_bytes": limit}
+            self.memory_group = self._add_group(own["memory"], name, {"memory.limit_in_bytes": limit}, swap)
+        elif memory_limit and "" in own:
+            extra = {"memory.swap.max": "0", "memory.oom.group": "1", "cpu.weight": "1"}
+            self.memory_group = self._add_group(own[""], name, {"memory.max": str(memory_limit)}, extra)
+
+    def _add_group(
+        self, parent: str, name: str, needed: Dict[str, str], wished: Optional[Dict[str, str]] = None
+    ) -> str:
+        folder = "%s/orch-%s" % (parent, name)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            pass
+        except OSError:
+            return ""
+        try:
+            for key, value in needed.items():
+                _write("%s/%s" % (folder, key), value)
+        except OSError:
+            _remove(folder)
+            return ""
+        for key, value in (wished or {}).items():
+            try:
+                _write("%s/%s" % (folder, key), value)
+            except OSError:
+                continue
+        self._groups.append(folder)
+        return folder
+
+    def enter(self) -> None:
+        """Called in the child, in its own session. What the host does not allow is left out; `rung` tells."""
+        for group in self._groups:
+            _attempt(_write, group + "/cgroup.procs", "0")
+        _attempt(os.nice, NICE)
+        _attempt(_write, "/proc/self/autogroup", str(NICE))
+        _attempt(_write, "/proc/self/oom_score_adj", "1000")
+        number = _IOPRIO_SET.get(os.uname().machine)
+        if number:
+            _attempt(_libc_call, "syscall", number, 1, 0, 3 << 13)  # this process, class idle
+        _attempt(_libc_call, "prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _attempt(self._limit_resources)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def _limit_resources(self) -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if self.memory_limit and not self.memory_group:
+            # A backstop behind the supervisor's looks; thread stacks count as data, touched or not.
+            ceiling = self.memory_limit + max(self.memory_limit // 4, 1 << 30)
+            resource.setrlimit(resource.RLIMIT_DATA, (ceiling, ceiling))
+
+    def rung(self, pid: int) -> str:
+        """What holds process `pid`, read back from the kernel."""
+        held = ["GPUs hidden"]
+        if self.memory_limit:
+            held.append("memory by cgroup" if self.memory_group else "memory by polling and rlimit")
+        try:
+            held.append("nice %d" % os.getpriority(os.PRIO_PROCESS, pid))
+            with open("/proc/%d/autogroup" % pid) as file:
+                held.append("autogroup" + file.read().strip().partition(" ")[2].replace("nice", ""))
+        except OSError:
+            pass
+        if any("cpu" in group for group in self._groups):
+            held.append("cpu shares 2")
+        return ", ".join(held)
+
+    def close(self) -> None:
+        """Remove the cgroups; the evaluation has ended."""
+        for group in self._groups:
+            _remove(group)
+
+
+def _attempt(action: "object", *arguments: object) -> None:
+    try:
+        action(*arguments)  # type: ignore[operator]
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _sweep(parent: str) -> None:
+    """Remove the empty groups of supervisors that were killed."""
+    for name in os.listdir(parent):
+        pid = name.rpartition("-")[2]
+        if name.startswith("orch-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
+            _remove("%s/%s" % (parent, name))
+
+
+def _remove(folder: str) -> None:
+    try:
+        os.rmdir(folder)
+    except OSError:
+        pass

@@ -1,0 +1,104 @@
+"""Work folders that count only once renamed, and small files that are whole or absent. Their writer is recorded, so
+that what a dead writer left is recognised and removed."""
+
+import json
+import os
+import shutil
+import time
+from typing import Any, Dict, Iterator, Optional
+
+from remote_payload.agent import incarnation
+
+WRITER = "writer.json"
+UNCLAIMED = 60.0
+"""seconds after which a folder without a writer's record is nobody's"""
+FOREIGN = 86400.0
+"""seconds after which the work of another machine on a shared disk is given up"""
+
+
+def expand(path: str) -> str:
+    """A path of the inventory as an absolute one of this host: `~` is HOME, relative ones start where ssh lands."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def create(parent: str, prefix: str) -> str:
+    """A new folder PARENT/PREFIX-RANDOM that names this process as its writer. Raises OSError."""
+    os.makedirs(parent, exist_ok=True)
+    path = os.path.join(parent, "%s-%s" % (prefix, os.urandom(6).hex()))
+    os.mkdir(path, 0o700)
+    write_json(os.path.join(path, WRITER), incarnation.record(os.getpid()))
+    return path
+
+
+def sweep(parent: str, prefix: str) -> None:
+    """Remove the folders PARENT/PREFIX-* whose writers are gone."""
+    for path in _named(parent, prefix + "-"):
+        if abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _named(parent: str, prefix: str) -> Iterator[str]:
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in sorted(names):
+        if name.startswith(prefix):
+            yield os.path.join(parent, name)
+
+
+def abandoned(path: str) -> bool:
+    """Whether the writer of a work folder is gone."""
+    writer = read_json(os.path.join(path, WRITER))
+    if writer is None:
+        return age(path) > UNCLAIMED
+    seen = incarnation.look(writer)
+    return age(path) > FOREIGN if seen == "elsewhere" else seen == "gone"
+
+
+def age(path: str) -> float:
+    """Seconds since a file or folder last changed, by this host's clock; 0 for what is not there."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def write_json(path: str, value: Dict[str, Any]) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one. Raises OSError."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        _unlink(temporary)
+        raise
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """The object in a JSON file; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read().decode("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder last through a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,316 @@
+"""The supervisor of one run: starts the evaluation within its limits, watches it, and writes how it ended.
+
+It runs from its run folder alone, detached, and knows nothing of any controller. All that it says is in files: the log,
+started.json, a heartbeat (the file's time), and at the very end exit.json.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import traceback
+from typing import Any, Dict, List, Optional, Tuple
+
+from remote_payload.agent import descendants, incarnation, limits, scratch
+
+BEAT = 5.0
+"""seconds between two heartbeats"""
+MEMORY_LOOK = 2.0
+GPU_LOOKS = (0.3, 1.0, 3.0, 10.0, 30.0)
+"""seconds after the start; then every GPU_LOOK_LATER"""
+GPU_LOOK_LATER = 60.0
+GRACE = 10.0
+"""seconds between TERM and KILL"""
+RESULT_LIMIT = 64 << 20
+_RESERVED = 8192
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(folder: str) -> None:
+    """Supervise the run in `folder`; never returns. Secrets come as one JSON line on stdin, "ready" goes to stdout."""
+    if os.fork():
+        os._exit(0)
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    supervisor = Supervisor(folder)
+    try:
+        supervisor.run()
+    except Exception:
+        supervisor.give_up(traceback.format_exc())
+    os._exit(0)
+
+
+class Supervisor:
+    """One run from its start to its exit.json."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.spec: Dict[str, Any] = scratch.read_json(self._path("spec.json")) or {}
+        limit = self.spec.get("limits") or {}
+        self.wall: Optional[float] = limit.get("wall")
+        self.threads: Optional[int] = limit.get("threads")
+        self.grace = float(limit.get("grace") or GRACE)
+        self.gpu_devices: List[str] = self.spec.get("gpu_devices") or list(descendants.GPU_DEVICES)
+        self.cage = limits.Cage(str(self.spec.get("id")), limit.get("memory"))
+        self.status: Optional[int] = None
+        """wait status of the evaluation once it has ended"""
+        self.child = 0
+        self.started_at = ""
+        self.rung = ""
+        self.kills_before = 0
+        """what the kernel had killed for want of memory before the start"""
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def run(self) -> None:
+        """Everything, in order."""
+        secrets = _read_secrets()
+        if secrets is None:
+            self._finish("failed", "the launch was cut off before it was complete; nothing was started")
+            return
+        limits.adopt_orphans()
+        self._reserve_room()
+        self._write_started()
+        self._let_go()
+        self.kills_before = limits.oom_kills(self.cage.memory_group)
+        began = time.monotonic()
+        try:
+            self._start(secrets)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._finish("failed", "could not start %s: %s" % (self.spec["command"][0], error))
+            return
+        del secrets
+        stopped = self._watch(began)
+        self._end_all()
+        self._finish(*self._verdict(stopped))
+
+    def give_up(self, trace: str) -> None:
+        """A bug of the supervisor's own: end everything and say so."""
+        with open(self._path("log"), "a") as log:
+            log.write(trace)
+        self._end_all()
+        self._finish("failed", "orch's supervisor failed: " + trace.strip().splitlines()[-1])
+
+    # -- start --------------------------------------------------------------------------------------------------
+
+    def _reserve_room(self) -> None:
+        """Blocks for exit.json, taken while there are some: a full disk must not hide how a run ended."""
+        with open(self._path(".exit.json"), "wb") as file:
+            file.write(b" " * _RESERVED)
+            os.fsync(file.fileno())
+
+    def _write_started(self) -> None:
+        value = dict(incarnation.record(os.getpid()), schema=1, started_at=self.started_at or _now())
+        value.update(rung=self.rung, child=incarnation.record(self.child) if self.child else None)
+        value["oom_kills"] = limits.oom_kills()
+        scratch.write_json(self._path("started.json"), value)
+
+    def _let_go(self) -> None:
+        """Say ready, then turn the three descriptors away: the connection may close."""
+        self._beat()
+        os.write(1, b"ready\n")
+        away = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(away, descriptor)
+        os.close(away)
+
+    def _start(self, secrets: Dict[str, str]) -> None:
+        log = os.open(self._path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            child = subprocess.Popen(
+                self.spec["command"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._path("harness"),
+                env=self._environment(secrets),
+                start_new_session=True,
+                preexec_fn=self.cage.enter,
+            )
+        finally:
+            os.close(log)
+        child.returncode = 0  # waited for here, not by subprocess
+        self.child = child.pid
+        self.started_at = _now()
+        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or limits.usable_cores())
+        self._write_started()
+
+    def _environment(self, secrets: Dict[str, str]) -> Dict[str, str]:
+        """What the evaluation sees; hidden GPUs come last, so that nothing shows them again."""
+        environment = dict(os.environ, PYTHONUNBUFFERED="1", ORCH_PROGRESS=self._path("progress.jsonl"))
+        environment.update(limits.thread_environment(self.threads))
+        environment.update({name: value for name, value in self.spec["env"].items() if isinstance(value, str)})
+        environment.update(secrets)
+        environment.update(limits.HIDDEN_GPUS)
+        environment[incarnation.RUN_ID] = self.spec["id"]
+        return environment
+
+    # -- watch --------------------------------------------------------------------------------------------------
+
+    def _watch(self, began: float) -> Optional[Tuple[str, str]]:
+        """Until the evaluation ends (None) or must be stopped: (state, reason)."""
+        beat = began + BEAT
+        memory = began
+        looks = [began + seconds for seconds in GPU_LOOKS]
+        while True:
+            now = time.monotonic()
+            if now >= beat:
+                self._beat()
+                beat = now + BEAT
+            if now >= looks[0]:
+                looks = looks[1:] or [now + GPU_LOOK_LATER]
+                found = descendants.open_device(descendants.descendants(os.getpid()), self.gpu_devices)
+                if found:
+                    return "failed", "GPU in use: process %d opened %s although GPUs are hidden from it" % found
+            if now >= memory and self.cage.memory_limit and not self.cage.memory_group:
+                memory = now + MEMORY_LOOK
+                held = descendants.memory(descendants.descendants(os.getpid()))
+                if held > self.cage.memory_limit:
+                    return "failed", "memory limit: %d bytes held, %d allowed" % (held, self.cage.memory_limit)
+            if self.wall and now >= began + self.wall:
+                return "failed", "time limit: %g s have passed" % self.wall
+            due = min(looks[0], beat, began + self.wall if self.wall else beat)
+            if self._wait(min(1.0, max(0.01, due - now))):
+                return "lost", "the host asked its processes to end (SIGTERM): a shutdown, or a logout that kills"
+            if self.status is not None:
+                return None
+
+    def _beat(self) -> None:
+        with open(self._path("heartbeat"), "a"):
+            os.utime(self._path("heartbeat"))
+
+    def _wait(self, seconds: float) -> bool:
+        """Sleep until a child ends or `seconds` have passed; whether this supervisor was asked to end."""
+        info = signal.sigtimedwait(_SIGNALS, seconds)
+        self._reap()
+        return info is not None and info.si_signo == signal.SIGTERM
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.child:
+                self.status = status
+
+    # -- end ----------------------------------------------------------------------------------------------------
+
+    def _end_all(self) -> None:
+        """TERM to all that the evaluation started, KILL after the grace, until nothing is left."""
+        deadline = time.monotonic() + self.grace
+        number = signal.SIGTERM
+        told: Dict[int, int] = {}
+        while True:
+            self._reap()
+            living = descendants.descendants(os.getpid())
+            if not living:
+                return
+            if time.monotonic() >= deadline:
+                number = signal.SIGKILL
+            if time.monotonic() >= deadline + GRACE:
+                return  # unkillable: in the kernel's hands
+            for pid in living:
+                if told.get(pid) != number:
+                    told[pid] = number
+                    _signal(pid, number)
+            signal.sigtimedwait([signal.SIGCHLD], 0.1)
+
+    def _verdict(self, stopped: Optional[Tuple[str, str]]) -> Tuple[str, str]:
+        """(state, reason) of an evaluation that has ended."""
+        if stopped:
+            return stopped
+        code, number = _decode(self.status)
+        if number:
+            why = "killed by signal %d (%s)" % (number, _signal_name(number))
+            if number == signal.SIGKILL and limits.oom_kills(self.cage.memory_group) > self.kills_before:
+                why += ": out of memory"
+            return "failed", why
+        if code:
+            return "failed", "exit code %s: %s" % (code, self._last_line())
+        return self._judge_result()
+
+    def _last_line(self) -> str:
+        try:
+            with open(self._path("log"), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                lines = file.read().decode("utf-8", "replace").replace("\r", "\n").strip().split("\n")
+        except OSError:
+            return ""
+        return lines[-1][-300:]
+
+    def _judge_result(self) -> Tuple[str, str]:
+        name = self.spec["result"]
+        path = self._path(name)
+        if not os.path.lexists(path) and os.path.isfile(self._path(os.path.join("harness", name))):
+            os.replace(self._path(os.path.join("harness", name)), path)
+        try:
+            if os.stat(path).st_size > RESULT_LIMIT:
+                return "failed", "%s is larger than %d bytes" % (name, RESULT_LIMIT)
+            with open(path, "rb") as file:
+                if not isinstance(json.loads(file.read().decode("utf-8")), dict):
+                    return "failed", "%s holds no JSON object" % name
+                os.fsync(file.fileno())
+        except OSError:
+            return "failed", "it ended with exit code 0 but left no %s" % name
+        except ValueError as error:
+            return "failed", "%s is not JSON: %s" % (name, error)
+        return "succeeded", ""
+
+    def _finish(self, state: str, reason: str) -> None:
+        """exit.json: the last file written, whole or absent, in blocks that were reserved at the start."""
+        code, number = _decode(self.status)
+        value = {"schema": 1, "state": state, "exit_code": code, "signal": number, "reason": reason[:1000]}
+        value.update(started_at=self.started_at or None, ended_at=_now(), rung=self.rung)
+        text = json.dumps(value).encode("ascii")
+        descriptor = os.open(self._path(".exit.json"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, text.ljust(_RESERVED), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(self._path(".exit.json"), self._path("exit.json"))
+        self.cage.close()
+
+
+def _read_secrets() -> Optional[Dict[str, str]]:
+    """The one line on stdin; None where it did not arrive whole."""
+    text = b""
+    while not text.endswith(b"\n"):
+        data = os.read(0, 65536)
+        if not data:
+            return None
+        text += data
+    value = json.loads(text.decode("utf-8"))
+    return value if isinstance(value, dict) else None
+
+
+def _decode(status: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
+    """(exit code, signal) of a wait status."""
+    if status is None:
+        return None, None
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unnamed"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
