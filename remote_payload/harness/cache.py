@@ -53,7 +53,7 @@ class CachedPrompt:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """A cache that is whole by its manifest: every file is there with its size. Bytes are checked as they are read."""
+    """A cache whose files are, byte for byte, those of its manifest."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -69,8 +69,7 @@ class Cache:
         return sha256(self.folder / "manifest.json")
 
     def load_ends(self) -> TargetEnds:
-        """The target's embedding and head. Raises `Refused` if they are damaged."""
-        self._check_bytes("target.safetensors")
+        """The target's embedding and head."""
         return load_stored_ends(self.folder / "target.safetensors")
 
     def check_drafter(self, config: DrafterConfig) -> None:
@@ -87,8 +86,7 @@ class Cache:
             )
 
     def taps(self, prompt: CachedPrompt, layer_ids: Sequence[int]) -> Tensor:
-        """Taps [S, K*H] of one prompt in float32, for these layers in this order. Raises `Refused` if damaged."""
-        self._check_bytes(prompt.shard)
+        """Taps [S, K*H] of one prompt in float32, for these layers in this order."""
         with open_safetensors(self.folder / prompt.shard) as tensors:
             stored = tensors.get_tensor("taps")
         width = stored.shape[1] // len(self.target_layer_ids)
@@ -97,47 +95,47 @@ class Cache:
         places = [self.target_layer_ids.index(layer) for layer in layer_ids]
         taps_SK = torch.cat([stored[:, place * width : (place + 1) * width] for place in places], dim=1).float()
         if not bool(taps_SK.isfinite().all()):
-            raise Refused(
-                f"{self.folder / prompt.shard}: holds hidden states that are not finite (overflowed float16?)"
-            )
+            raise Refused(f"{self.folder / prompt.shard}: holds hidden states that are not finite (overflow?)")
         return taps_SK
-
-    def _check_bytes(self, name: str) -> None:
-        if sha256(self.folder / name) != self.manifest["files"][name]["sha256"]:
-            raise Refused(
-                f"{self.folder / name}: damaged: its bytes are not those that were written. Delete the cache and "
-                "extract again"
-            )
 
 
 def load_cache(folder: Path) -> Cache:
-    """Open a cache. Raises `Refused` where it is unfinished, newer than this program, or files are gone."""
+    """Open a cache, having read and compared every byte of it before hours are spent on it.
+
+    Raises `Refused` where it is unfinished, newer than this harness, or a file is gone or damaged (naming it).
+    """
     if not folder.is_dir():
         raise Refused(f"{folder}: no such folder")
     if not (folder / "manifest.json").exists():
         raise Refused(f"{folder}: has no manifest.json: not a hidden-state cache, or its extraction didn't finish")
     manifest = read_json(folder / "manifest.json")
     _check_manifest(manifest, folder)
-    for name, facts in manifest["files"].items():
-        file = folder / _inside(name, folder)
-        if not file.is_file() or file.stat().st_size != facts["bytes"]:
-            raise Refused(f"{file}: missing or not of the size in the manifest ({facts['bytes']} bytes)")
     prompts = tuple(_prompt(entry, manifest, folder) for entry in manifest["prompts"])
     if not prompts:
         raise Refused(f"{folder}: holds no prompts")
+    for name, facts in manifest["files"].items():
+        _check_file(folder / _inside(name, folder), facts)
     return Cache(folder, manifest, prompts)
+
+
+def _check_file(file: Path, facts: Any) -> None:
+    facts = facts if isinstance(facts, dict) else {}
+    if not file.is_file() or file.stat().st_size != facts.get("bytes"):
+        raise Refused(f"{file}: missing, or not of the size in the manifest ({facts.get('bytes')} bytes)")
+    if sha256(file) != facts.get("sha256"):
+        raise Refused(f"{file}: damaged: its bytes are not those that were written. Extract the cache again")
 
 
 def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     schema = manifest.get("schema")
     if type(schema) is not int or schema > SCHEMA:
-        raise Refused(
-            f"{folder}/manifest.json: schema {schema!r}; this program reads up to {SCHEMA}. Update the harness"
-        )
+        raise Refused(f"{folder}/manifest.json: schema {schema!r}; this harness reads up to {SCHEMA}: update it")
     wrong = [key for key, kind in _REQUIRED.items() if not isinstance(manifest.get(key), kind)]
     target = manifest.get("target")
     if isinstance(target, dict):
-        wrong += [f"target.{key}" for key in ("num_layers", "hidden_size") if type(target.get(key)) is not int]
+        wrong += [
+            f"target.{key}" for key in ("num_layers", "hidden_size", "vocab_size") if type(target.get(key)) is not int
+        ]
         wrong += [f"target.{key}" for key in ("id", "digest") if not isinstance(target.get(key), str)]
     if wrong:
         raise Refused(f"{folder}/manifest.json: missing or of the wrong kind: {', '.join(wrong)}")
@@ -154,10 +152,9 @@ def _prompt(entry: dict[str, Any], manifest: dict[str, Any], folder: Path) -> Ca
     except (KeyError, TypeError) as error:
         raise Refused(f"{folder}/manifest.json: a prompt lacks {error}") from None
     whole = 0 < text.prompt_length <= len(text.token_ids) == text.prompt_length + len(text.argmax)
-    if not whole or prompt.shard not in manifest["files"]:
-        raise Refused(
-            f"{folder}/manifest.json: prompt {prompt.id}: lengths of text and argmax, or its shard, don't fit"
-        )
+    known = all(type(token) is int and 0 <= token < manifest["target"]["vocab_size"] for token in text.token_ids)
+    if not (whole and known and prompt.shard in manifest["files"]):
+        raise Refused(f"{folder}/manifest.json: prompt {prompt.id}: its text, argmax and shard don't fit together")
     return prompt
 
 

@@ -124,20 +124,21 @@ def _read_torch(file: Path) -> tuple[dict[str, Tensor], Any, int | None]:
 def _config_of(file: Path, carried: Any, given: Path | None) -> tuple[Mapping[str, Any], str]:
     """The configuration given by the user, else carried by the file, else lying beside it."""
     if given is not None:
-        path = given / "config.json" if given.is_dir() else given
-        return _drafter_config(read_json(path), str(path)), str(path)
+        return read_config(given), str(given)
     if found := _search(carried):
         return found, f"{file} (its own config)"
     beside = (file if file.is_dir() else file.parent) / "config.json"
     if beside.exists():
-        return _drafter_config(read_json(beside), str(beside)), str(beside)
+        return read_config(beside), str(beside)
     raise Refused(f"{file}: carries no drafter configuration, and there is no {beside}. Name one with --config")
 
 
-def _drafter_config(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    found = _search(config)
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The drafter's configuration in a JSON file, or in the config.json of a folder."""
+    file = path / "config.json" if path.is_dir() else path
+    found = _search(read_json(file))
     if found is None:
-        raise Refused(f"{source}: is no drafter's configuration: it has no dflash_config, nor block_size and layers")
+        raise Refused(f"{file}: is no drafter's configuration: it has no hidden_size and num_hidden_layers")
     return found
 
 

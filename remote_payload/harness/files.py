@@ -26,11 +26,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write beside, then rename: a reader sees the old file or the new one, never half."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", encoding="utf-8") as stream:
-        stream.write(text)
+        json.dump(value, stream, indent=1)
+        stream.write("\n")
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)

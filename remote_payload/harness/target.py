@@ -76,7 +76,7 @@ class Head:
     def best(self, hidden_RH: Tensor, count: int) -> Best:
         """The `count` best tokens of each row, without ever holding more than a chunk of logits.
 
-        Of equal logits the lowest id comes first at the top, as argmax has it.
+        The first of each row is argmax: of equal logits the lowest id.
         """
         rows = hidden_RH.shape[0]
         logits_RK = hidden_RH.new_empty(rows, 0)
@@ -86,8 +86,8 @@ class Head:
         keep = min(max(count, 2), self.weight_VH.shape[0])
         for chunk_RC in self._chunks(hidden_RH):
             total_R = torch.logaddexp(total_R, chunk_RC.logsumexp(-1))
-            values, places = chunk_RC.topk(min(keep, chunk_RC.shape[1]), dim=-1)
-            logits_RK = torch.cat((logits_RK, values), dim=-1)
+            places = _top_places(chunk_RC, min(keep, chunk_RC.shape[1]))
+            logits_RK = torch.cat((logits_RK, chunk_RC.gather(-1, places)), dim=-1)
             ids_RK = torch.cat((ids_RK, places + first), dim=-1)
             logits_RK, ids_RK = _order(logits_RK, ids_RK, keep)
             first += chunk_RC.shape[1]
@@ -99,6 +99,15 @@ class Head:
         for rows_CH in self.weight_VH.split(CHUNK):
             logits = hidden_RH @ rows_CH.float().T * self.multiplier
             yield logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+
+def _top_places(chunk_RC: Tensor, count: int) -> Tensor:
+    """Places of the best logits of each row. topk may leave out the first of equal ones, so argmax is put back in."""
+    places_RK = chunk_RC.topk(count, dim=-1).indices
+    first_R = chunk_RC.argmax(-1)
+    left_out = ~(places_RK == first_R[:, None]).any(-1)
+    places_RK[left_out, -1] = first_R[left_out]
+    return places_RK
 
 
 def _order(logits_RK: Tensor, ids_RK: Tensor, keep: int) -> tuple[Tensor, Tensor]:
