@@ -127,13 +127,13 @@ def extract(extraction: Extraction, out: Path) -> None:
         clear_away(out)
         print(f"{out}: already there, made with the same settings")
         return
+    ends = load_ends(extraction.target)
+    _check_ids(extraction.prompts, ends)
     growing = out.with_name(out.name + ".partial")
     (growing / "entries").mkdir(parents=True, exist_ok=True)
-    if (growing / "settings.json").exists():
+    if any((growing / "entries").iterdir()):
         _check_same(read_json(growing / "settings.json"), extraction.settings, growing)
-    else:
-        write_json(growing / "settings.json", extraction.settings)
-    ends = load_ends(extraction.target)
+    write_json(growing / "settings.json", extraction.settings)
     cache.save_ends(ends, growing / "target.safetensors")
     entries = extract_prompts(extraction, ends, growing)
     finish(extraction, ends, entries, growing)
@@ -148,9 +148,6 @@ def extract(extraction: Extraction, out: Path) -> None:
 def extract_prompts(extraction: Extraction, ends: TargetEnds, growing: Path) -> list[dict[str, Any]]:
     """Every prompt's entry of the manifest; taps and entry of each are on disk before the next begins."""
     prompts = extraction.prompts.prompts
-    beyond = [each.id for each in prompts if max(each.token_ids) >= ends.vocab_size]
-    if beyond:
-        raise Refused(f"prompt {beyond[0]}: holds a token id beyond the target's {ends.vocab_size}")
     waiting = [index for index in range(len(prompts)) if not _entry_file(growing, index).exists()]
     progress = Progress(len(prompts), growing / "progress.jsonl")
     progress.skip(len(prompts) - len(waiting), "extract")
@@ -233,6 +230,12 @@ def clear_away(out: Path) -> None:
     shutil.rmtree(out / "entries", ignore_errors=True)
     for name in ("progress.jsonl", "settings.json"):
         (out / name).unlink(missing_ok=True)
+
+
+def _check_ids(prompts: PromptSet, ends: TargetEnds) -> None:
+    beyond = [each.id for each in prompts.prompts if max(each.token_ids) >= ends.vocab_size]
+    if beyond:
+        raise Refused(f"prompt {beyond[0]}: holds a token id beyond the target's {ends.vocab_size}")
 
 
 def _check_same(found: Any, wanted: dict[str, Any], where: Path) -> None:
