@@ -56,7 +56,9 @@ class Target:
 def load_target(folder: Path) -> Target:
     """Load a target strictly. Raises `Refused` where weights are missing or the folder is no causal language model."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -1,7 +1,7 @@
 """Measure how many tokens of a DFlash drafter the target accepts, on the CPU, from a cache of hidden states.
 
     python eval_drafter.py --drafter CHECKPOINT --cache CACHE --out eval_results.json
-    python eval_drafter.py --drafter CHECKPOINT --cache CACHE --baseline DIR --budgets 16,64 --out results/
+    python eval_drafter.py --drafter CHECKPOINT --cache CACHE --baseline DIR --budgets 16,64,256 --out DIR
 
 CHECKPOINT is a Hugging Face or speculators folder, a .safetensors file, or a torch .pt file; where it carries no
 configuration, name its config.json with --config. CACHE comes from extract_hidden_states.py. The headline is the
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--drafter", type=Path, required=True, metavar="CHECKPOINT", help="the drafter to measure")
     add("--cache", type=Path, required=True, metavar="CACHE", help="hidden states of the target's texts")
-    add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder for eval_results.json")
+    add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder there is, for eval_results.json")
     add("--config", type=Path, metavar="JSON", help="the drafter's config.json, where its file carries none")
     add("--baseline", type=Path, metavar="CHECKPOINT", help="another drafter to measure on the same anchors")
     add("--budgets", type=_budgets, default=(16, 64), metavar="16,64", help="DDTree node budgets (default 16,64)")

@@ -1,6 +1,7 @@
 """Prompts from a JSONL file, as token ids of the target.
 
-A line is an object with `id`, optionally `data_set`, and one of `prompt` (text), `messages` (a chat) or `token_ids`.
+A line is an object with `id`, optionally `data_set` (or `dataset`), and one of `prompt` (text), `messages` (a chat) or
+`token_ids`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ def read_prompts(file: Path, target: Path, template: str | None, thinking: bool)
             raise Refused(f"{target}: its tokenizer has no chat template. Use --template raw")
         digest = digest_of(chat) if used == "chat" else None
     prompts = tuple(
-        Prompt(str(line["id"]), str(line.get("data_set", "default")), _token_ids(line, tokenizer, used, thinking))
-        for line in lines
+        Prompt(str(line["id"]), _data_set(line), _token_ids(line, tokenizer, used, thinking)) for line in lines
     )
     empty = [prompt.id for prompt in prompts if not prompt.token_ids]
     if empty:
@@ -94,6 +94,10 @@ def _line(text: str, where: str) -> dict[str, Any]:
     if given == ["token_ids"] and not all(type(token) is int and token >= 0 for token in line["token_ids"]):
         raise Refused(f"{where}: token_ids holds something that is no token id")
     return line
+
+
+def _data_set(line: Mapping[str, Any]) -> str:
+    return str(line.get("data_set", line.get("dataset", "default")))
 
 
 def _tokenizer(target: Path) -> Any:

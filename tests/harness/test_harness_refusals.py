@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HIDDEN, VOCABULARY, drafter_config, random_state, save_drafter
 from drafter_config import FULL, SLIDING, DrafterConfig
 from eval_drafter import main as evaluate
 from extract_hidden_states import main as extract
+from harness_bench import HIDDEN, VOCABULARY, drafter_config, random_state, save_drafter
 from loading import load_drafter, strip_wrappers
 from refusal import Refused
 from safetensors.torch import load_file, save_file
@@ -213,6 +213,12 @@ def test_an_unreachable_server_is_named(bench, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("completions._PAUSES", ())
     err = extraction_refusal(capsys, bench, tmp_path, server="http://127.0.0.1:9")
     assert "http://127.0.0.1:9: no completion" in err
+
+
+def test_a_visible_gpu_stops_both_programs(bench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert "8 GPU(s) are visible" in refusal_of(capsys, bench, tmp_path, bench.drafter)
+    assert "CUDA_VISIBLE_DEVICES=''" in extraction_refusal(capsys, bench, tmp_path)
 
 
 @pytest.fixture(scope="module")

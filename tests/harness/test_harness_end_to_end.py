@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 from cache import file_facts, load_cache
-from conftest import HARNESS, drafter_config, make_target, random_state, save_drafter
 from eval_drafter import main as evaluate
 from extract_hidden_states import main as extract
+from harness_bench import HARNESS, drafter_config, make_target, random_state, save_drafter
 from safetensors.torch import load_file, save_file
 
 
