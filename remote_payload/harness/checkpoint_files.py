@@ -54,9 +54,11 @@ def read_checkpoint(path: Path, config: Path | None = None) -> Checkpoint:
 
 
 def _weights_of(folder: Path) -> Path:
-    """The folder itself where it holds safetensors, else the one torch file of a known name in it."""
-    if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
+    """Its safetensors (the folder itself where an index names several), else the one torch file of a known name."""
+    if (folder / "model.safetensors.index.json").exists():
         return folder
+    if (folder / "model.safetensors").exists():
+        return folder / "model.safetensors"
     known = [folder / name for name in _TORCH_NAMES if (folder / name).exists()]
     if len(known) != 1:
         raise Refused(f"{folder}: holds no drafter: neither model.safetensors nor one of {', '.join(_TORCH_NAMES)}")
@@ -64,10 +66,8 @@ def _weights_of(folder: Path) -> Path:
 
 
 def _folder_digest(folder: Path) -> str:
-    """The digest of the one weights file, or of the names and digests of several."""
-    files = sorted(set(safetensors_of(folder).values()))
-    digests = {file.name: sha256(file) for file in files}
-    return digests[files[0].name] if len(files) == 1 else digest_of(digests)
+    """One digest of the names and digests of several weights files."""
+    return digest_of({file.name: sha256(file) for file in set(safetensors_of(folder).values())})
 
 
 def _read_folder(folder: Path) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--drafter", type=Path, required=True, metavar="CHECKPOINT", help="the drafter to measure")
     add("--cache", type=Path, required=True, metavar="CACHE", help="hidden states of the target's texts")
-    add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder there is, for eval_results.json")
+    add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder to write it in")
     add("--config", type=Path, metavar="JSON", help="the drafter's config.json, where its file carries none")
     add("--baseline", type=Path, metavar="CHECKPOINT", help="another drafter to measure on the same anchors")
     add("--budgets", type=_budgets, default=(16, 64), metavar="16,64", help="DDTree node budgets (default 16,64)")

@@ -135,10 +135,24 @@ def test_what_orch_ships_needs_no_other_file(bench, result, tmp_path):
     config = drafter_config()
     metadata = {"step": "4000", "config": json.dumps({"lr": 6e-4, "drafter": config.to_hf()})}
     save_file(random_state(config), tmp_path / "model.safetensors", metadata)
-    assert run_evaluation(bench, tmp_path / "r.json", drafter=tmp_path / "model.safetensors") == 0
-    document = json.loads((tmp_path / "r.json").read_text())
-    assert document["step"] == 4000
-    assert document["acceptance_length"] == result[0]["acceptance_length"]
+    for shipped in (tmp_path / "model.safetensors", tmp_path):
+        assert run_evaluation(bench, tmp_path / "r.json", drafter=shipped) == 0
+        document = json.loads((tmp_path / "r.json").read_text())
+        assert document["step"] == 4000
+        assert document["acceptance_length"] == result[0]["acceptance_length"]
+
+
+def test_weights_in_several_files_load_as_one(bench, result, tmp_path):
+    state = random_state(drafter_config())
+    names = sorted(state)
+    files = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, held in files.items():
+        save_file({name: state[name] for name in held}, tmp_path / file)
+    weight_map = {name: file for file, held in files.items() for name in held}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    shutil.copy(bench.drafter / "config.json", tmp_path)
+    assert run_evaluation(bench, tmp_path / "r.json", drafter=tmp_path) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["prompts"] == result[0]["prompts"]
 
 
 def test_bfloat16_weights_are_computed_in_float32(bench, tmp_path):
