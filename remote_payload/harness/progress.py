@@ -1,0 +1,46 @@
+"""How far a long command is: a line for people with the time left, and a line of JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+
+class Progress:
+    """Counts steps. Each goes to stderr with an estimate, and to `file` as {"done","total","phase","at"}."""
+
+    def __init__(self, total: int, file: Path | None) -> None:
+        self._total, self._file = total, file
+        self._done = self._here = 0
+        self._started = time.monotonic()
+        if file is not None:
+            file.write_text("", encoding="utf-8")
+
+    def skip(self, count: int, phase: str) -> None:
+        """Count steps that an earlier run did; they say nothing about this run's pace."""
+        self._done += count
+        self._write(phase)
+
+    def step(self, phase: str, what: str) -> None:
+        """One more step is done."""
+        self._done += 1
+        self._here += 1
+        self._write(phase)
+        left = (time.monotonic() - self._started) / self._here * (self._total - self._done)
+        print(f"  {self._done}/{self._total} {phase} {what}, {_duration(left)} left", file=sys.stderr, flush=True)
+
+    def _write(self, phase: str) -> None:
+        if self._file is not None:
+            at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            line = {"done": self._done, "total": self._total, "phase": phase, "at": at}
+            with open(self._file, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
