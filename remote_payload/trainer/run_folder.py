@@ -13,7 +13,7 @@ import torch
 
 @dataclass
 class Checkpoints:
-    """Saves step_N/checkpoint.pt below `root` and keeps the newest `keep` of those saved here (0: all).
+    """Saves step_N/checkpoint.pt below `root` and keeps the newest `keep` of those saved here (itself included).
 
     The file is written in place by a plain torch.save, without a marker of completeness or a rename, as many training
     programs do: whoever reads beside it must tell a finished file from a growing one by itself.
@@ -28,7 +28,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(contents, folder / "checkpoint.pt")
         self.saved.append(folder)
-        while self.keep and len(self.saved) > self.keep:
+        while len(self.saved) > self.keep:
             shutil.rmtree(self.saved.popleft())
         return folder
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from refusal import Refused
 from torch.nn import functional
 from transformers import logging as transformers_logging
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
@@ -21,21 +22,17 @@ TEXTS_PER_LESSON = 8
 RECIPE_FILE = "recipe.json"
 
 
-class OtherTarget(Exception):
-    """The folder holds a target that another recipe made."""
-
-
 def target_in(folder: Path, language: Language, device: torch.device) -> Qwen3ForCausalLM:
     """The target saved in `folder`, taught and saved there first if there is none.
 
     The folder appears whole (written beside, then renamed), so one that exists is complete. Weights are fp32.
-    Raises OtherTarget when the folder holds a target of another seed.
+    Raises Refused when the folder holds a target of another seed.
     """
     recipe = {"seed": language.seed, "lessons": LESSONS, "texts_per_lesson": TEXTS_PER_LESSON, "length": TEXT_LENGTH}
     transformers_logging.disable_progress_bar()
     if folder.exists():
         if json.loads((folder / RECIPE_FILE).read_text()) != recipe:
-            raise OtherTarget(f"{folder}: made by another recipe than {recipe}. Give another --out or the same --seed")
+            raise Refused(f"{folder} was not made with {recipe}. Give the same --seed as before, or another --out")
         target = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     else:
         target = taught_target(language, device)

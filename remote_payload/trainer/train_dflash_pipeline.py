@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 PAYLOAD = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PAYLOAD.parent), str(PAYLOAD / "harness")]
 
+from refusal import Refused  # noqa: E402
+
 from remote_payload.trainer.language import Language  # noqa: E402
 from remote_payload.trainer.pace import Pace, StopRequest  # noqa: E402
 
@@ -41,8 +43,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--out is needed for training")
     stop = StopRequest()
     stop.listen()
-    with _pidfile(args.pidfile):
-        train(args, stop)
+    try:
+        with _pidfile(args.pidfile):
+            train(args, stop)
+    except Refused as refusal:
+        parser.exit(2, f"{refusal}\n")
     return 0
 
 
@@ -127,6 +132,18 @@ def _pidfile(path: Path | None) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
+    return number
+
+
+def _rate(text: str) -> float:
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Train a small DFlash drafter for real; its target is made on the spot."
@@ -136,21 +153,26 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(name, help=help, **how)
 
     flag("--out", "folder of the target and the checkpoints", type=Path)
-    flag("--steps", "steps to make (default: until stopped)", type=int)
-    flag("--first-step", "number of the first step (default 1)", type=int, default=1)
-    flag("--save-every", "save when the step is a multiple of this (default 100)", type=int, default=100)
-    flag("--keep", "newest checkpoints of this run to keep, 0 for all (default 0)", type=int, default=0)
-    flag("--log-every", "print progress when the step is a multiple of this (default 10)", type=int, default=10)
+    flag("--steps", "steps to make (default: until stopped)", type=_positive)
+    flag("--first-step", "number of the first step (default 1)", type=_positive, default=1)
+    flag("--save-every", "save when the step is a multiple of this (default 100)", type=_positive, default=100)
+    flag("--keep", "newest checkpoints of this run to keep (default 10)", type=_positive, default=10)
+    flag("--log-every", "print progress when the step is a multiple of this (default 10)", type=_positive, default=10)
     flag("--log", "file to append the progress lines to as well", type=Path)
-    flag("--pace", "steps a second at most (default: as fast as it goes)", type=float)
+    flag("--pace", "steps a second at most (default: as fast as it goes)", type=_rate)
     flag("--pidfile", "file that holds the process id while training", type=Path)
-    flag("--threads", "CPU threads (default 1)", type=int, default=1)
-    flag("--device", "auto, cpu or cuda (default auto)", default="auto")
+    flag("--threads", "CPU threads (default 1)", type=_positive, default=1)
+    flag(
+        "--device",
+        "auto takes a GPU where there is one (default auto)",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+    )
     flag("--seed", "of the language, the target and the training (default 0)", type=int, default=0)
-    flag("--texts", "greedy texts to train on (default 256)", type=int, default=256)
-    flag("--learning-rate", "(default 3e-3)", type=float, default=3e-3)
+    flag("--texts", "greedy texts to train on (default 256)", type=_positive, default=256)
+    flag("--learning-rate", "(default 3e-3)", type=_rate, default=3e-3)
     flag("--write-prompts", "write held-out prompts (JSON lines) to this file instead of training", type=Path)
-    flag("--n", "how many held-out prompts (default 12)", type=int, default=12)
+    flag("--n", "how many held-out prompts (default 12)", type=_positive, default=12)
     return parser
 
 
