@@ -105,11 +105,11 @@ def prepare(args: argparse.Namespace) -> DrafterTraining:
 
 
 def write_prompts(file: Path, language: Language, count: int, training_prompts: int) -> None:
-    """Write `count` held-out prompts as JSON lines {"id", "dataset", "token_ids"}, in two data sets by their length."""
+    """Write held-out prompts as JSON lines {"id", "data_set", "token_ids"}, in two data sets by their length."""
     with open(file, "w") as lines:
         for number, token_ids in enumerate(language.held_out_prompts(count, training_prompts=training_prompts)):
-            dataset = "short-prompts" if len(token_ids) < 22 else "long-prompts"
-            lines.write(json.dumps({"id": f"{dataset}-{number}", "dataset": dataset, "token_ids": token_ids}) + "\n")
+            data_set = "short-prompts" if len(token_ids) < 22 else "long-prompts"
+            lines.write(json.dumps({"id": f"{data_set}-{number}", "data_set": data_set, "token_ids": token_ids}) + "\n")
 
 
 def _device(name: str) -> torch.device:

@@ -158,7 +158,7 @@ def test_held_out_prompts_are_new_repeatable_and_written_without_loading_torch(t
     many, few = ((tmp_path / name).read_text().splitlines() for name in ("a.jsonl", "b.jsonl"))
     assert many[:12] == few
     prompts = [json.loads(line) for line in many]
-    assert all(set(prompt) == {"id", "dataset", "token_ids"} for prompt in prompts)
+    assert all(set(prompt) == {"id", "data_set", "token_ids"} for prompt in prompts)
     assert len({prompt["id"] for prompt in prompts}) == 40
     known = {tuple(prompt) for prompt in Language.from_seed(0).training_prompts(256)}
     assert not any(tuple(prompt["token_ids"][:16]) in known for prompt in prompts)
