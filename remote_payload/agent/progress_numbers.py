@@ -1,8 +1,8 @@
 """Numbers, rates and times as training logs write them. Pure functions."""
 
-import calendar
 import math
 import re
+from datetime import date
 from typing import Any, Optional, Tuple
 
 _UNITS = {
@@ -74,9 +74,11 @@ def line_clock(line: str) -> Optional[float]:
             return None
         month, day, year, hour, minute, second = (int(part) for part in found.groups())
         fraction = None
-    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60 and year >= 1970):
+    try:
+        days = date(year, month, day).toordinal()
+    except ValueError:
         return None
-    return calendar.timegm((year, month, day, hour, minute, second)) + (float("0." + fraction) if fraction else 0.0)
+    return days * 86_400.0 + hour * 3600 + minute * 60 + second + float("0." + (fraction or "0"))
 
 
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")

@@ -80,7 +80,19 @@ def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]
     for key, value in together(parts).items():
         name, part = key.split("\0")
         answers[name][part] = value
+    for run in runs:
+        _put_progress_into_sample(answers[run["name"]], run.get("log"))
     return answers
+
+
+def _put_progress_into_sample(answer: Dict[str, Any], log: Optional[str]) -> None:
+    """The log was read once, for `progress`; the sample of the same moment takes it from there."""
+    if log is None or not answer["sample"] or "error" in answer["sample"]:
+        return
+    from remote_payload.agent import sample
+
+    told = answer["progress"]
+    answer["sample"] = sample.with_progress(answer["sample"], None if told and "error" in told else told)
 
 
 def _process(rule: Optional[Dict[str, Any]], processes: Any) -> Optional[Dict[str, Any]]:
@@ -107,7 +119,7 @@ def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], sample: bo
         parts["checkpoints"] = lambda: _checkpoints(saved, process)
     if sample and identity:
         ranks = (process or {}).get("ranks", [])
-        parts["sample"] = lambda: _sample(identity, log, pattern, ranks)
+        parts["sample"] = lambda: _sample(identity, ranks)
     return parts
 
 
@@ -132,10 +144,10 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
     return scan.scan(saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time())
 
 
-def _sample(identity: Dict[str, Any], log: Optional[str], pattern: Optional[str], ranks: List[int]) -> Dict[str, Any]:
+def _sample(identity: Dict[str, Any], ranks: List[int]) -> Dict[str, Any]:
     from remote_payload.agent import sample
 
-    return sample.sample(identity, log, pattern, ranks)
+    return sample.sample(identity, None, None, ranks)
 
 
 def _gpus(talk: Any) -> Dict[str, Any]:

@@ -5,7 +5,6 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_payload.agent import identity as identities
-from remote_payload.agent import progress
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.identity import read_proc, read_stat, utc
 from remote_payload.agent.processes import status_value
@@ -45,10 +44,16 @@ def sample(
         pids = sorted({int(identity["pid"]), *ranks})
         found.update(_counters(pids), io=_io(pids))
         missing += [name for name in (*COUNTERS, "io") if found[name] is None]
-    if log is not None:
-        missing += _add_progress(found, log, pattern)
     found["hidden"] = missing
-    return found
+    return found if log is None else with_progress(found, _read(log, pattern))
+
+
+def with_progress(found: Dict[str, Any], told: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """The sample with what `progress.read` told; what it did not tell is added to `hidden`."""
+    names = ("step", "rate", "rate_unit", "age_s", "stalled")
+    values = {name: told.get(name) if told else None for name in names}
+    missing = [name for name in ("step", "rate") if values[name] is None]
+    return {**found, **values, "hidden": [*found["hidden"], *missing]}
 
 
 def psi() -> Optional[Dict[str, Dict[str, Dict[str, float]]]]:
@@ -136,12 +141,10 @@ def _io(pids: List[int]) -> Optional[Dict[str, int]]:
     return total
 
 
-def _add_progress(found: Dict[str, Any], log: str, pattern: Optional[str]) -> List[str]:
-    """Step, rate and age into the sample; the names of what the log does not tell."""
+def _read(log: str, pattern: Optional[str]) -> Optional[Dict[str, Any]]:
+    from remote_payload.agent import progress
+
     try:
-        told = progress.read(log, pattern, time.time())
+        return progress.read(log, pattern, time.time())
     except AgentError:
-        told = None
-    for name in ("step", "rate", "rate_unit", "age_s", "stalled"):
-        found[name] = told[name] if told else None
-    return [name for name in ("step", "rate") if found[name] is None]
+        return None

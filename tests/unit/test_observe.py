@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 
+import pytest
 from observing import ROOT, Spawner, program, running
 
-from remote_payload.agent import questions_observe
+from orchestrator.ssh import bundle
+from remote_payload.agent import questions_observe, wire
 from remote_payload.agent.questions_observe import observe_answer, together
 
 NOTHING = {"process": None, "log": None, "progress": None, "source": None, "checkpoints": None}
 
 
-TIMED = """
-import json, subprocess, sys, time
-asked = json.load(sys.stdin)
-class Talk:
-    spawn = staticmethod(subprocess.Popen)
-began = time.monotonic()
-from remote_payload.agent.questions_observe import observe_answer
-told = observe_answer(asked, Talk())
-seconds = time.monotonic() - began
-assert told["runs"]["r"]["process"]["state"] == "running", told
-print(seconds)
-"""
-
-
-def timed(asked) -> str:
-    """Seconds of an answer in a fresh python, imports included."""
-    return subprocess.run(
-        [sys.executable, "-c", TIMED], input=json.dumps(asked), cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+def converse(asked, role: str) -> tuple[dict, float]:
+    """The answer of a real agent, started as on a host, and the CPU seconds that it and its children took."""
+    read_end, write_end = os.pipe()
+    agent = subprocess.Popen(bundle.start_argv(sys.executable), stdin=subprocess.PIPE, stdout=write_end)
+    os.close(write_end)
+    request = {"question": "observe", "role": role, "args": asked, "beat": 3.0, "dead": 20.0}
+    agent.stdin.write(bundle.preamble() + wire.encode_json(request))
+    agent.stdin.flush()
+    with os.fdopen(read_end, "rb") as out:
+        assert out.read(len(wire.MARK)) == wire.MARK
+        kind, payload = wire.read_frame(out.read)
+        while kind != wire.JSON:
+            kind, payload = wire.read_frame(out.read)
+    _, status, used = os.wait4(agent.pid, 0)
+    agent.returncode = os.waitstatus_to_exitcode(status)
+    agent.stdin.close()
+    return wire.decode_json(payload), used.ru_utime + used.ru_stime
 
 
 def question(**changes):
@@ -84,17 +85,35 @@ def test_a_part_that_hangs_costs_only_itself(monkeypatch):
     assert "ZeroDivisionError" in told["broken"]["error"]
 
 
-def test_the_whole_answer_takes_under_a_tenth_of_a_second(tmp_path):
-    """Beside the start of python; the best of three, since the machine may be busy."""
+@pytest.fixture
+def whole_question(tmp_path):
     log = tmp_path / "train.log"
     log.write_text("step 5296 epoch 1.04 loss 2.31 19.5K tok/s\n" * 10_000)
     with running(sys.executable, program(tmp_path, "train_tiny_21.py")):
-        run = {
-            **NOTHING,
-            "name": "r",
-            "process": {"match": "train_tiny_21.py"},
-            "log": str(log),
-            "source": str(tmp_path),
-        }
-        seconds = [float(timed(question(runs=[run], sample=True))) for _ in range(3)]
-    assert min(seconds) < 0.1
+        run = {**NOTHING, "name": "r", "process": {"match": "train_tiny_21.py"}, "log": str(log), "source": str(ROOT)}
+        yield question(runs=[run], sample=True, gpus=True)
+
+
+@pytest.mark.parametrize("role", ["train", "eval"])
+def test_an_agent_started_as_on_a_host_answers_under_the_limits_of_its_role(whole_question, role):
+    message, _ = converse(whole_question, role)
+    run = message["answer"]["runs"]["r"]
+    assert (run["process"]["state"], run["progress"]["step"], run["sample"]["step"]) == ("running", 5296, 5296)
+    assert run["source"]["error"] is None or "git" in run["source"]["error"]
+    own = dict(whole_question["runs"][0], progress=r"step (?P<step>\d+)")
+    message, _ = converse({**whole_question, "runs": [own]}, role)
+    assert message["answer"]["runs"]["r"]["progress"]["step"] == 5296
+
+
+def test_the_whole_answer_costs_little_beside_the_start_of_python(whole_question):
+    """Goal: a tenth of a second on a quiet machine. Held here as CPU time of the best of three, git's included, with
+    room for a machine whose cores are shared."""
+    start = min(used_by([sys.executable, "-I", "-B", "-c", "pass"]) for _ in range(3))
+    assert min(converse(whole_question, "train")[1] for _ in range(3)) - start < 0.2
+
+
+def used_by(argv) -> float:
+    child = subprocess.Popen(argv)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime

@@ -174,12 +174,30 @@ def test_a_thread_is_no_process(tmp_path):
         assert find({"pid": thread})["state"] == "absent"
 
 
+def readable_by_all(tmp_path):
+    """A copy of the agent's code where another user can read it."""
+    for folder in [tmp_path, *tmp_path.parents[:2]]:
+        folder.chmod(0o755)
+    return shutil.copytree(ROOT / "remote_payload", tmp_path / "code" / "remote_payload").parent
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
+def test_another_users_training_is_found_where_proc_shows_it(tmp_path):
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with running(PYTHON, program(tmp_path, "train_tiny_12.py")) as child:
+        found = find({"match": "train_tiny_12.py"}, prefix=nobody, root=readable_by_all(tmp_path))
+        assert (found["state"], found["pid"], found["user"], found["ranks"]) == (
+            "running",
+            child.pid,
+            "root",
+            [child.pid],
+        )
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user and a /proc of its own need root")
 @pytest.mark.parametrize("hidepid", ["1", "2"])
 def test_what_proc_hides_is_said_not_guessed(tmp_path, hidepid):
-    shown = shutil.copytree(ROOT / "remote_payload", tmp_path / "code" / "remote_payload").parent
-    for folder in [tmp_path, *tmp_path.parents[:2]]:
-        folder.chmod(0o755)
+    shown = readable_by_all(tmp_path)
     script, pidfile, ready = program(tmp_path, "train_tiny_11.py"), tmp_path / "pid", tmp_path / "ready"
     steps = (
         f"mount -t proc -o hidepid={hidepid} proc /proc; {PYTHON} {script} > {ready} & echo $! > {pidfile}; "
