@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.answers import entries_of, harness_of
+from orchestrator.answers import entries_of, file_entry, harness_of
 from orchestrator.model import Drift, FileChange, Harness, Host, Job, Timeouts
 from orchestrator.ssh.agent import ask
 from orchestrator.ssh.connection import Connection
@@ -83,29 +83,21 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
 
 def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: Timeouts) -> Pushed:
     """Make the host's harness equal to the local one. Raises Refused when it changed since it was looked at."""
-    sent = [file for file in found.local.files if file.path in _to_send(found)]
-    gone = [one.path for one in found.files if one.change == "deleted" and one.path not in _paths(found.local)]
+    theirs = {} if found.remote is None else {file.path: file for file in found.remote.files}
+    ours = {file.path for file in found.local.files}
+    sent = [file for file in found.local.files if theirs.get(file.path) != file]
+    gone = [change.path for change in found.files if change.change == "deleted" and change.path not in ours]
+    touched = [*(file.path for file in sent), *gone]
     args: dict[str, Any] = {
         "remote": job.harness_remote,
-        "delete": gone,
         "entries": entries_of(found.local),
-        "expected": None if found.remote is None else entries_of(found.remote),
         "send": [file.path for file in sent],
+        "delete": gone,
+        "expected": {path: file_entry(theirs[path]) if path in theirs else None for path in touched},
     }
     pieces = [piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size)]
     answer = ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces or None)
-    return Pushed(paths=tuple(answer["pushed"]), saved=answer["saved"])
-
-
-def _paths(harness: Harness) -> set[str]:
-    return {file.path for file in harness.files}
-
-
-def _to_send(found: Drift) -> set[str]:
-    theirs = {} if found.remote is None else {file.path: file for file in found.remote.files}
-    return {
-        file.path for file in found.local.files if file.path not in theirs or theirs[file.path].sha256 != file.sha256
-    }
+    return Pushed(paths=(*answer["pushed"], *answer["deleted"]), saved=answer["saved"])
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:

@@ -141,7 +141,9 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
     from remote_payload.agent import scan
 
     alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
-    return scan.scan(saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time())
+    return scan.scan(
+        saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time(), step=saved.get("step")
+    )
 
 
 def _sample(identity: Dict[str, Any], ranks: List[int]) -> Dict[str, Any]:
