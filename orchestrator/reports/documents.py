@@ -141,7 +141,7 @@ def eval_body(
     plan: Plan | None, run: Run | None, result: Result | None, job: Job | None, digests: Digests | None
 ) -> Document:
     """CONTRACT's `eval-latest`, as far as the command came."""
-    body: Document = {"plan": plan_body(plan) if plan else None}
+    body: Document = {"plan": plan_body(plan or Plan(checkpoint=None, actions=(), refused=()))}
     if run is not None:
         body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
     if result is not None:
