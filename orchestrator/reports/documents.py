@@ -45,7 +45,7 @@ def _host(row: HostRow) -> Document:
         "error": row.error.message if row.error else None,
         "transport": row.transport,
         "cpus": facts.get("cpus"),
-        "load": facts.get("load"),
+        "load": facts["load"][0] if facts.get("load") else None,
         "memory": facts.get("memory"),
         "disk": facts.get("disk"),
         "gpus": gpus,

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from world import Stage, World, end, local_stage  # noqa: E402
+from world import Stage, World, end, local_stage
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def copy_harness(to: Path) -> None:
 
 @dataclass(frozen=True)
 class World:
-    """Made once: `checkpoints` (target/, drafter.json, step_40, step_120) and `data` (cached_hidden_states, baseline)."""
+    """Made once: `checkpoints` (target/, drafter.json, step_40 to step_120) and `data` (hidden states, baseline)."""
 
     folder: Path
 
