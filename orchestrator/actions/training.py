@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from orchestrator.model import Receipt
 AFTERMATH = 60.0
 """seconds after a window in which a training that dies counts against it"""
 Window = dict[str, Any]
+Verdict = Literal["undisturbed", "changed", "ended", "not_observed"]
 
 
 def window(
@@ -48,21 +48,33 @@ def sample_of(facts: RunFacts) -> Window:
 
 
 def receipt(windows: Sequence[Window]) -> Receipt:
-    """The verdict over all windows, with its reasons and limits."""
-    reasons: list[str] = []
-    seen = [w for w in windows if (w["before"] or {}).get("identity")]
-    verdict: Literal["undisturbed", "changed", "ended", "not_observed"] = "undisturbed"
-    if not seen:
-        verdict = "not_observed"
-        reasons.append("no training process was seen, so nothing can be said of it")
-    for one in seen:
-        change = _change(one)
-        if change is not None:
-            verdict = "changed"
-            reasons.append(f"while orch did `{one['doing']}` on {one['host']}: {change}")
-    if verdict == "undisturbed":
-        verdict, reasons = _between(seen)
-    return Receipt(verdict=verdict, reasons=tuple(reasons), windows=tuple(windows), limits=_limits(windows))
+    """The verdict over all windows, in their order, with its reasons and limits.
+
+    `changed` speaks of a window and of AFTERMATH behind it; a training that is gone later than that has `ended`.
+    """
+    verdict, reasons = _verdict(windows)
+    return Receipt(verdict=verdict, reasons=(reasons,), windows=tuple(windows), limits=_limits(windows))
+
+
+def _verdict(windows: Sequence[Window]) -> tuple[Verdict, str]:
+    first = next((one["before"] for one in windows if _identity(one["before"])), None)
+    if first is None:
+        return "not_observed", "no training process was seen, so nothing can be said of it"
+    earlier: Window | None = None
+    for one in windows:
+        if earlier is not None and _identity(earlier["after"]) != _identity(one["before"]):
+            return _gone_between(earlier, one)
+        if _identity(one["before"]) and (change := _change(one)) is not None:
+            return "changed", f"while orch did `{one['doing']}` on {one['host']}: {change}"
+        earlier = one if _identity(one["before"]) else earlier
+    assert earlier is not None
+    last = earlier["after"]
+    steps = f", step {first['step']} to {last['step']}" if None not in (first.get("step"), last.get("step")) else ""
+    return "undisturbed", f"same process {first['pid']} since {first['started_at']}{steps}"
+
+
+def _identity(sample: Window | None) -> object:
+    return (sample or {}).get("identity")
 
 
 def _change(one: Window) -> str | None:
@@ -78,20 +90,11 @@ def _change(one: Window) -> str | None:
     return None
 
 
-def _between(seen: Sequence[Window]) -> tuple[Literal["undisturbed", "changed", "ended"], list[str]]:
-    first, last = seen[0], seen[-1]
-    for earlier, later in itertools.pairwise(seen):
-        if earlier["after"]["identity"] == later["before"]["identity"]:
-            continue
-        quiet = _seconds(earlier["to"], later["from"])
-        if quiet is not None and quiet <= AFTERMATH:
-            return "changed", [f"the process changed {quiet:.0f} s after orch did `{earlier['doing']}`"]
-        return "ended", ["training ended or was restarted by itself, while orch was not acting on its box"]
-    reasons = [f"same process {first['before']['pid']} since {first['before']['started_at']}"]
-    steps = (first["before"].get("step"), last["after"].get("step"))
-    if None not in steps:
-        reasons.append(f"step {steps[0]} to {steps[1]}")
-    return "undisturbed", reasons
+def _gone_between(earlier: Window, later: Window) -> tuple[Verdict, str]:
+    quiet = _seconds(earlier["to"], later["from"])
+    if quiet is not None and quiet <= AFTERMATH:
+        return "changed", f"the process was gone {quiet:.0f} s after orch did `{earlier['doing']}`"
+    return "ended", "training ended or was restarted by itself, while orch was not acting on its box"
 
 
 def _limits(windows: Sequence[Window]) -> tuple[str, ...]:
