@@ -64,8 +64,12 @@ def _verdict(windows: Sequence[Window]) -> tuple[Verdict, str]:
     for one in windows:
         if earlier is not None and _identity(earlier["after"]) != _identity(one["before"]):
             return _gone_between(earlier, one)
-        if _identity(one["before"]) and (change := _change(one)) is not None:
-            return "changed", f"while orch did `{one['doing']}` on {one['host']}: {change}"
+        if _identity(one["before"]):
+            doing = f"while orch did `{one['doing']}` on {one['host']}"
+            if one["after"] is None:
+                return "not_observed", f"{doing}: the box could not be looked at afterwards"
+            if (change := _change(one["before"], one["after"])) is not None:
+                return "changed", f"{doing}: {change}"
         earlier = one if _identity(one["before"]) else earlier
     assert earlier is not None
     last = earlier["after"]
@@ -77,10 +81,7 @@ def _identity(sample: Window | None) -> object:
     return (sample or {}).get("identity")
 
 
-def _change(one: Window) -> str | None:
-    before, after = one["before"], one["after"]
-    if after is None:
-        return "the process could not be looked at afterwards"
+def _change(before: Window, after: Window) -> str | None:
     if after["identity"] != before["identity"]:
         if after["identity"] is None:
             return f"process {before['pid']} is {after['state'] or 'gone'}"

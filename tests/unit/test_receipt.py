@@ -38,8 +38,8 @@ def test_a_training_stopped_inside_a_window_is_changed_and_said() -> None:
     assert "went from running to stopped" in found.reasons[0]
 
 
-def test_a_box_that_could_not_be_looked_at_afterwards_is_not_called_undisturbed() -> None:
-    assert receipt([window("ship", "box", sample(0), None)]).verdict == "changed"
+def test_a_box_that_could_not_be_looked_at_afterwards_is_called_neither_undisturbed_nor_changed() -> None:
+    assert receipt([window("ship", "box", sample(0), None)]).verdict == "not_observed"
 
 
 def test_an_undisturbed_training_names_its_steps() -> None:
