@@ -1,4 +1,4 @@
-"""The whole story on real OpenSSH hosts: a live trainer on `train`, an older harness on `eval`, commands on a laptop."""
+"""The whole story on real OpenSSH hosts: a live trainer on `train`, an older harness on `eval`, a laptop beside."""
 
 import json
 import os

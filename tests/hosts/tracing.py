@@ -24,7 +24,8 @@ EXEC = re.compile(r'^execve\("([^"]*)"')
 OPENED = re.compile(r'^(?:open|openat|openat2|creat)\((?:[^,"]*, )?"((?:[^"\\]|\\.)*)"(.*)\) = (-?\d+)')
 SIGNAL = re.compile(r"^(?:kill|tkill|tgkill|pidfd_send_signal|rt_sigqueueinfo)\((-?\d+), (?:(-?\d+), )?([A-Z0-9]+)")
 LOCK = re.compile(r"^(?:flock\(|fcntl\(\d+, F_(?:SETLK|SETLKW|OFD_SETLK|OFD_SETLKW|SETLEASE))")
-HARMLESS = re.compile(
+OWN = r"/proc/(?:self|thread-self)/.*|/proc/\d+/(?:autogroup|oom_score_adj)"
+HARMLESS = re.compile(rf"^(?:/dev/null|/dev/tty|{OWN})$")
     r"^(?:/dev/null|/dev/tty|/proc/self/.*|/proc/thread-self/.*|/proc/\d+/(?:autogroup|oom_score_adj))$"
 )
 WRITES = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")
