@@ -226,7 +226,11 @@ def _attempt(action: "object", *arguments: object) -> None:
 
 def _sweep(parent: str) -> None:
     """Remove the empty groups of supervisors that were killed."""
-    for name in os.listdir(parent):
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
         pid = name.rpartition("-")[2]
         if name.startswith("orch-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
             _remove("%s/%s" % (parent, name))

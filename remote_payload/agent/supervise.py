@@ -31,9 +31,9 @@ def main(folder: str) -> None:
     """Supervise the run in `folder`; never returns. Secrets come as one JSON line on stdin, "ready" goes to stdout."""
     if os.fork():
         os._exit(0)
-    os.umask(0o077)
+    umask = os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    supervisor = Supervisor(folder)
+    supervisor = Supervisor(folder, umask)
     try:
         supervisor.run()
     except Exception:
@@ -44,8 +44,10 @@ def main(folder: str) -> None:
 class Supervisor:
     """One run from its start to its exit.json."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, umask: int) -> None:
         self.folder = folder
+        self.umask = umask
+        """the one that the evaluation gets"""
         self.spec: Dict[str, Any] = scratch.read_json(self._path("spec.json")) or {}
         limit = self.spec.get("limits") or {}
         self.wall: Optional[float] = limit.get("wall")
@@ -66,6 +68,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Everything, in order."""
+        if os.path.exists(self._path("exit.json")):
+            return  # it took so long to get here that the run was given up
         secrets = _read_secrets()
         if secrets is None:
             self._finish("failed", "the launch was cut off before it was complete; nothing was started")
@@ -127,7 +131,7 @@ class Supervisor:
                 cwd=self._path("harness"),
                 env=self._environment(secrets),
                 start_new_session=True,
-                preexec_fn=self.cage.enter,
+                preexec_fn=self._become,
             )
         finally:
             os.close(log)
@@ -136,6 +140,11 @@ class Supervisor:
         self.started_at = _now()
         self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or limits.usable_cores())
         self._write_started()
+
+    def _become(self) -> None:
+        """In the child, before it is the evaluation."""
+        os.umask(self.umask)
+        self.cage.enter()
 
     def _environment(self, secrets: Dict[str, str]) -> Dict[str, str]:
         """What the evaluation sees; hidden GPUs come last, so that nothing shows them again."""

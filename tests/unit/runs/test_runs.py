@@ -168,18 +168,22 @@ def test_a_recycled_pid_is_not_the_supervisor(eval_host: EvalHost) -> None:
     assert eval_host.row(run_id)["state"] == "lost"
 
 
-def test_a_launch_cut_off_before_the_supervisor_started_is_lost(eval_host: EvalHost) -> None:
+def test_a_launch_cut_off_before_the_supervisor_started_is_given_up_and_done_again(eval_host: EvalHost) -> None:
     run_id = eval_host.launch(SUCCEED)["id"]
     eval_host.end(run_id)
     folder = eval_host.folder(run_id)
     for name in ("started.json", "exit.json"):
         (folder / name).unlink()
-    assert eval_host.row(run_id)["state"] == "queued"
-    gone = subprocess.run(["true"], check=True) and json.loads((folder / "writer.json").read_text())
-    (folder / "writer.json").write_text(json.dumps({**gone, "ticks": 1}))
-    os.utime(folder, (time.time() - 100, time.time() - 100))
+    assert eval_host.row(run_id)["state"] == "queued", "its launcher, this process, is alive"
+    writer = json.loads((folder / "writer.json").read_text())
+    (folder / "writer.json").write_text(json.dumps({**writer, "ticks": 1}))
+    os.utime(folder, (time.time() - runs.START_PATIENCE + 1, time.time() - runs.START_PATIENCE + 1))
+    again = eval_host.launch(SUCCEED)
+    assert again["started"] and again["id"] == "eval-4000-2"
     row = eval_host.row(run_id)
     assert row["state"] == "lost" and "cut off" in row["reason"]
+    late = subprocess.run([sys.executable, "-I", str(folder / launcher.SUPERVISOR), str(folder)], input=b"{}\n")
+    assert late.returncode == 0 and not (folder / "started.json").exists()
 
 
 def test_a_supervisor_that_can_not_start_leaves_a_failed_run(eval_host: EvalHost) -> None:
