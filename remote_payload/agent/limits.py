@@ -135,8 +135,11 @@ class Cage:
         self._groups: List[str] = []
         self.memory_group = ""
         """folder of the cgroup that holds the memory limit; "" where the supervisor has to look itself"""
-        own = own_cgroups()
-        name = "%s-%d" % (name, os.getpid())
+        self._name = "%s-%d" % (name, os.getpid())
+
+    def build(self) -> None:
+        """Make its cgroups, where this user may."""
+        memory_limit, name, own = self.memory_limit, self._name, own_cgroups()
         for parent in set(own.values()):
             _sweep(parent)
         if "cpu" in own:

@@ -267,6 +267,31 @@ def test_the_evaluation_sees_no_gpu_few_threads_its_id_and_its_secrets(eval_host
         assert path.is_dir() or b"s3cret-value" not in path.read_bytes(), path
 
 
+def test_a_disk_that_fills_while_a_run_writes_does_not_hide_how_it_ended(eval_host: EvalHost) -> None:
+    shutil.rmtree(eval_host.workdir)
+    eval_host.workdir.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(eval_host.workdir)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small disk")
+    try:
+        stage(eval_host.workdir)
+        code = "import sys\nfile = open(sys.argv[1], 'wb', buffering=0)\nwhile True: file.write(bytes(1 << 16))"
+        row = eval_host.end(eval_host.launch(["{python}", "-c", code, "{result}"])["id"])
+        assert shutil.disk_usage(eval_host.workdir).free == 0
+        assert (row["state"], row["exit_code"]) == ("failed", 1) and row["ended_at"]
+        wait_until(lambda: not processes_of(row["id"], eval_host.folder(row["id"])))
+    finally:
+        subprocess.run(["umount", str(eval_host.workdir)], check=True)
+
+
+def test_a_run_whose_folder_is_removed_ends(eval_host: EvalHost) -> None:
+    run_id = eval_host.launch(SLEEP)["id"]
+    wait_until(lambda: eval_host.row(run_id)["rung"])
+    folder = eval_host.folder(run_id)
+    folder.rename(folder.parent / "removed")
+    wait_until(lambda: not processes_of(run_id, folder))
+
+
 def test_the_command_names_resolved_paths_of_this_host(eval_host: EvalHost) -> None:
     (eval_host.remote / "cached_data").mkdir()
     command = ["{python}", "-c", "import json,sys; json.dump({'a': sys.argv}, open(sys.argv[2],'w'))"]
