@@ -24,11 +24,11 @@ def push(
     entries: Sequence[Entry],
     send: Sequence[str],
     delete: Sequence[str],
-    expected: Optional[Sequence[Entry]],
+    expected: Dict[str, Optional[Entry]],
     pieces: Iterable[bytes],
 ) -> Dict[str, Any]:
     """Make `remote` hold exactly `entries` (extras stay). `pieces` are the bytes of the files in `send`, in that order;
-    `expected` are the host's own entries as the plan saw them (None: no folder there).
+    `expected` is what the plan saw on the host at every path in `send` and `delete` (None: nothing).
 
     Returns {"pushed": [path], "deleted": [path], "saved": folder or None, "digest"}. Raises AgentError: refused when a
     file changed since the plan, when a path is not below the folder, on a full disk or without permission; transfer
@@ -71,14 +71,14 @@ class _Push:
         entries: Sequence[Entry],
         send: Sequence[str],
         delete: Sequence[str],
-        expected: Optional[Sequence[Entry]],
+        expected: Dict[str, Optional[Entry]],
     ) -> None:
         self.root = root
         self.incoming = incoming
         self.entries = {one["path"]: one for one in entries}
         self.send = send
         self.delete = delete
-        self.expected = {one["path"]: one for one in expected or ()}
+        self.expected = expected
         self.folder = Folder(root)
         self.undo: List[Callable[[], object]] = []
 

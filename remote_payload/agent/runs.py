@@ -8,7 +8,7 @@ import base64
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remote_payload.agent import incarnation, launcher, limits, runfolder, scratch
 from remote_payload.agent.errors import AgentError
@@ -67,7 +67,7 @@ def _living_state(folder: str, started: Dict[str, Any], run_id: str) -> Tuple[st
     if seen == "elsewhere" and scratch.age(heartbeat) < 60:
         return "running", "on %s, which shares this folder" % started.get("node")
     reason = incarnation.why_gone(started)
-    if started.get("boot") == incarnation.here()["boot"] and limits.oom_kills() > started.get("oom_kills", 0):
+    if incarnation.same_boot(started) and limits.oom_kills() > started.get("oom_kills", 0):
         reason += "; the kernel has killed processes for want of memory since it started"
     child = started.get("child")
     if child and incarnation.look(child, run_id) == "alive":
@@ -93,10 +93,13 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     draft = runfolder.prepare(workdir, spec, sorted(secrets), talk.bundle)
     try:
         while True:
+            taken = set(
+                os.listdir(runfolder.runs_folder(workdir))
+            )  # before the look: what comes later is met by `take`
             found = _present(workdir, key)
             if found:
                 return found
-            run_id, attempt = _free_id(workdir, args["id"], key)
+            run_id, attempt = _free_id(args["id"], taken)
             if draft.take(run_id, key, attempt):
                 break
     finally:
@@ -124,13 +127,14 @@ def _launched(row: Dict[str, Any], how: str) -> Dict[str, Any]:
     return dict(dict.fromkeys(("started", "joined", "already"), False), **{how: True}, id=row["id"], run=row)
 
 
-def _free_id(workdir: str, wished: str, key: str) -> Tuple[str, int]:
-    attempt = 1 + sum(row["key"] == key for row in list_runs(workdir))
-    for number in range(attempt, attempt + 1000):
-        run_id = wished if number == 1 else "%s-%d" % (wished, number)
-        if not os.path.lexists(os.path.join(runfolder.runs_folder(workdir), run_id)):
-            return run_id, attempt
-    raise AgentError("no free id for a run called %s" % wished)
+def _free_id(wished: str, taken: Set[str]) -> Tuple[str, int]:
+    """(id, number of the attempt): the wished id, or the first of ID-2, ID-3 ... that was not taken."""
+    if wished not in taken:
+        return wished, 1
+    number = 2
+    while "%s-%d" % (wished, number) in taken:
+        number += 1
+    return "%s-%d" % (wished, number), number
 
 
 def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
-from remote_payload.agent import descendants, ending, incarnation, limits, scratch
+from remote_payload.agent import descendants, ending, hostinfo, incarnation, limits, scratch
 
 BEAT = 5.0
 """seconds between two heartbeats"""
@@ -142,7 +142,7 @@ class Supervisor:
         child.returncode = 0  # waited for here, not by subprocess
         self.child = child.pid
         self.started_at = _now()
-        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or limits.usable_cores())
+        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or hostinfo.cpus())
         try:
             self._write_started()
         except OSError:

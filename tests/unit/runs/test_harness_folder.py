@@ -39,7 +39,8 @@ def question(local: Path, remote: Path) -> tuple[dict[str, Any], list[bytes]]:
     theirs = {entry["path"]: entry for entry in facts["files"]}
     send = [one["path"] for one in mine if theirs.get(one["path"], {}).get("sha256") != one["sha256"]]
     delete = [path for path in theirs if path not in {one["path"] for one in mine}]
-    args = {"remote": str(remote), "entries": mine, "send": send, "delete": delete, "expected": facts["files"]}
+    args: dict[str, Any] = {"remote": str(remote), "entries": mine, "send": send, "delete": delete}
+    args["expected"] = {path: theirs.get(path) for path in [*send, *delete]}
     return args, [(local / path).read_bytes() for path in send]
 
 
@@ -126,7 +127,7 @@ def test_no_path_leaves_the_folder(tmp_path: Path, path: str) -> None:
     remote.mkdir()
     (remote / "out").symlink_to(outside)
     entry = {"path": path, "mode": 0o644, "sha256": manifest.hashlib.sha256(b"x").hexdigest(), "size": 1}
-    args = {"remote": str(remote), "entries": [entry], "send": [path], "delete": [], "expected": None}
+    args = {"remote": str(remote), "entries": [entry], "send": [path], "delete": [], "expected": {}}
     with pytest.raises(AgentError):
         harness.harness_push_answer(args, Line([b"x"]))
     with pytest.raises(AgentError):
@@ -208,7 +209,7 @@ def test_a_push_that_fails_half_way_is_rolled_back(local: Path, tmp_path: Path) 
     (local / "lib/util.py").unlink()
     args, pieces = question(local, remote)
     (remote / "zzz").mkdir()  # the last step meets a folder
-    args["expected"].append({"path": "zzz", "mode": 0, "sha256": "folder", "size": 0})
+    args["expected"]["zzz"] = {"path": "zzz", "mode": 0, "sha256": "folder", "size": 0}
     with pytest.raises(AgentError):
         harness.harness_push_answer(args, Line(pieces))
     assert tree(remote) == before
