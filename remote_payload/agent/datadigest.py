@@ -15,6 +15,8 @@ from remote_payload.agent.manifest import to_bytes, to_text
 
 FRESH = 2_000_000_000
 """nanoseconds: a file changed so shortly before it was read is not remembered, for it may change within one tick"""
+KEEP_EVERY = 5.0
+"""seconds between two writings of the memory"""
 _Memory = Dict[str, List[Any]]
 
 
@@ -25,23 +27,44 @@ def digest(paths: Dict[str, str], memory_file: str) -> Dict[str, Dict[str, Any]]
     """
     remembered = (scratch.read_json(memory_file) or {}).get("files")
     memory: _Memory = remembered if isinstance(remembered, dict) else {}
-    before = dict(memory)
-    answer = {name: _digest_one(path, memory) for name, path in paths.items()}
-    if memory != before:
-        try:
-            os.makedirs(os.path.dirname(memory_file), mode=0o700, exist_ok=True)
-            scratch.write_json(memory_file, {"schema": 1, "files": memory})
-        except OSError:
-            pass  # next time it is read again: slower, not wrong
+    keeper = _Keeper(memory_file, memory)
+    answer = {name: _digest_one(path, keeper) for name, path in paths.items()}
+    keeper.keep()
     return answer
 
 
-def _digest_one(path: str, memory: _Memory) -> Dict[str, Any]:
+class _Keeper:
+    """The memory, written now and then: who is interrupted in a large folder does not begin again."""
+
+    def __init__(self, file: str, memory: _Memory) -> None:
+        self._file = file
+        self.memory = memory
+        self._kept = dict(memory)
+        self._kept_at = time.monotonic()
+
+    def keep_at_times(self) -> None:
+        if time.monotonic() - self._kept_at > KEEP_EVERY:
+            self.keep()
+
+    def keep(self) -> None:
+        self._kept_at = time.monotonic()
+        if self.memory == self._kept:
+            return
+        try:
+            os.makedirs(os.path.dirname(self._file), mode=0o700, exist_ok=True)
+            scratch.write_json(self._file, {"schema": 1, "files": self.memory})
+            self._kept = dict(self.memory)
+        except OSError:
+            pass  # next time it is read again: slower, not wrong
+
+
+def _digest_one(path: str, keeper: _Keeper) -> Dict[str, Any]:
     total = hashlib.sha256()
     files = size = 0
     try:
         for name, place in sorted(_files(to_bytes(path))):
-            sha256, length = _hash(place, memory)
+            sha256, length = _hash(place, keeper.memory)
+            keeper.keep_at_times()
             total.update(b"%s\0%d\0%s\n" % (name, length, sha256.encode("ascii")))
             files += 1
             size += length

@@ -5,9 +5,9 @@ Nothing is written, but for the memory of data digests when those are asked for.
 
 import os
 import sys
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
-from remote_payload.agent import datadigest, harness, limits, runfolder, runs, scratch, staging
+from remote_payload.agent import datadigest, harness, hostinfo, runfolder, runs, scratch, staging
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.remotefolder import remote_folder
 
@@ -29,9 +29,9 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         "workdir": scratch.expand(workdir),
         "staged": staging.staged(workdir),
         "runs": runs.list_runs(workdir),
-        "disk": disk(workdir),
-        "memory": limits.memory(),
-        "cores": limits.usable_cores(),
+        "disk": hostinfo.disk(workdir),
+        "memory": hostinfo.memory(),
+        "cores": hostinfo.cpus(),
         "python": python(args.get("python") or "", bool(args.get("check_python")), talk),
         "server": server(args["server"]) if args.get("server") else None,
         "harness": None,
@@ -58,21 +58,6 @@ def data(paths: Dict[str, str], remote: str, workdir: str, digest: bool) -> Dict
         for name, measured in datadigest.digest(there, memory).items():
             found[name].update(measured)
     return found
-
-
-def disk(path: str) -> Dict[str, Any]:
-    """Room where `path` lies, or would: {"path", "total", "free", "inodes_free"}; None where inodes are not counted."""
-    place = scratch.expand(path)
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    found = os.statvfs(place)
-    inodes: Optional[int] = found.f_favail if found.f_files else None
-    return {
-        "path": place,
-        "total": found.f_blocks * found.f_frsize,
-        "free": found.f_bavail * found.f_frsize,
-        "inodes_free": inodes,
-    }
 
 
 def python(name: str, check: bool, talk: Any) -> Dict[str, Any]:

@@ -116,10 +116,10 @@ def harness_read_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 
 def harness_push_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"remote", "entries", "send", "delete"?, "expected"}, then the bytes of the files in `send`, in that order,
+    """args {"remote", "entries", "send", "delete", "expected"}, then the bytes of the files in `send`, in that order,
     as one stream (none where they hold no byte) -> what `push.push` returns."""
     from remote_payload.agent import push
 
     sizes = {one["path"]: one["size"] for one in args["entries"]}
     pieces = talk.received() if sum(sizes.get(path, 0) for path in args["send"]) else ()
-    return push.push(args["remote"], args["entries"], args["send"], args.get("delete", []), args["expected"], pieces)
+    return push.push(args["remote"], args["entries"], args["send"], args["delete"], args["expected"], pieces)

@@ -6,6 +6,8 @@ import re
 import signal
 from typing import Dict, List, Optional
 
+from remote_payload.agent import hostinfo, identity, quiet
+
 HIDDEN_GPUS = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "HIP_VISIBLE_DEVICES": "-1",
@@ -25,76 +27,17 @@ _THREADS = (
     "TORCH_NUM_THREADS",
     "RAYON_NUM_THREADS",
 )
-NICE = 19
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def thread_environment(threads: Optional[int]) -> Dict[str, str]:
     """Variables that cap the thread pools of common libraries. `None` means the cores that this process may use."""
-    return dict.fromkeys(_THREADS, str(threads or usable_cores()))
+    return dict.fromkeys(_THREADS, str(threads or hostinfo.cpus()))
 
 
-def usable_cores() -> int:
-    """Cores by affinity and by the cgroup's quota."""
-    cores = len(os.sched_getaffinity(0))
-    own = own_cgroups()
-    quota, period = 0, 0
-    try:
-        if "cpu" in own:
-            quota, period = _number(own["cpu"] + "/cpu.cfs_quota_us"), _number(own["cpu"] + "/cpu.cfs_period_us")
-        elif "" in own:
-            with open(own[""] + "/cpu.max") as file:
-                quota, period = (0 if word == "max" else int(word) for word in file.read().split())
-    except (OSError, ValueError):
-        pass
-    return max(1, min(cores, -(-quota // period))) if quota > 0 and period > 0 else cores
-
-
-def memory() -> Dict[str, int]:
-    """{"total", "available"} in bytes: the host's, or less where the cgroup allows less."""
-    with open("/proc/meminfo") as file:
-        fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if line.endswith("kB\n")}
-    total, available = fields["MemTotal"], fields.get("MemAvailable", fields["MemFree"])
-    own = own_cgroups()
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if "memory" in own else ("memory.max", "memory.current")
-    try:
-        limit, used = (_number("%s/%s" % (own.get("memory", own.get("", "")), name)) for name in names)
-    except (OSError, ValueError):
-        return {"total": total, "available": available}
-    return {"total": min(total, limit), "available": max(0, min(available, limit - used))}
-
-
-def own_cgroups() -> Dict[str, str]:
-    """controller -> folder of this process's cgroup; version 2 under the name ""."""
-    mounts = {}
-    groups = {}
-    try:
-        with open("/proc/self/mountinfo") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                root, point = left.split()[3:5]
-                kind, _, options = right.split()[:3]
-                names = [""] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
-                mounts.update({name: (root, point) for name in names})
-        with open("/proc/self/cgroup") as file:
-            for line in file:
-                _, controllers, path = line.rstrip("\n").split(":", 2)
-                for name in controllers.split(","):
-                    if name in mounts:
-                        root, point = mounts[name]
-                        inside = path[len(root) :] if root != "/" and path.startswith(root) else path
-                        folder = os.path.normpath(point + "/" + inside)
-                        if folder.startswith(point) and os.path.exists(folder + "/cgroup.procs"):
-                            groups[name] = folder
-    except (OSError, ValueError):
-        pass
-    return groups
-
-
-def _number(path: str) -> int:
-    with open(path) as file:
-        return int(file.read())
+def _own_group(controller: str) -> Optional[hostinfo.Cgroup]:
+    membership, mounts = (identity.read_proc("/proc/self/" + name) or b"" for name in ("cgroup", "mountinfo"))
+    return hostinfo.cgroup_of(controller, membership.decode("utf-8", "replace"), mounts.decode("utf-8", "replace"))
 
 
 def _write(path: str, text: str) -> None:
@@ -133,26 +76,28 @@ class Cage:
     def __init__(self, name: str, memory_limit: Optional[int]) -> None:
         self.memory_limit = memory_limit
         self._groups: List[str] = []
+        self._shares = False
         self.memory_group = ""
         """folder of the cgroup that holds the memory limit; "" where the supervisor has to look itself"""
-        own = own_cgroups()
-        name = "%s-%d" % (name, os.getpid())
-        for parent in set(own.values()):
-            _sweep(parent)
-        if "cpu" in own:
-            self._add_group(own["cpu"], name, {"cpu.shares": "2"})
-        if memory_limit and "memory" in own:
-            limit = str(memory_limit)
-            swap = {"memory.memsw.limit_in_bytes": limit}
-            self.memory_group = self._add_group(own["memory"], name, {"memory.limit_in_bytes": limit}, swap)
-        elif memory_limit and "" in own:
-            extra = {"memory.swap.max": "0", "memory.oom.group": "1", "cpu.weight": "1"}
-            self.memory_group = self._add_group(own[""], name, {"memory.max": str(memory_limit)}, extra)
+        self._name = "%s-%d" % (name, os.getpid())
 
-    def _add_group(
-        self, parent: str, name: str, needed: Dict[str, str], wished: Optional[Dict[str, str]] = None
-    ) -> str:
-        folder = "%s/orch-%s" % (parent, name)
+    def build(self) -> None:
+        """Make its cgroups, where this user may."""
+        cpu, memory = _own_group("cpu"), _own_group("memory")
+        for group in filter(None, (cpu, memory)):
+            _sweep(group.folder)
+        if cpu and cpu.version == 1:
+            self._shares = bool(self._add_group(cpu.folder, {"cpu.shares": "2"}))
+        if memory and self.memory_limit:
+            limit = str(self.memory_limit)
+            wished = {"memory.memsw.limit_in_bytes": limit}  # swap counts too
+            if memory.version == 2:
+                wished = {"memory.swap.max": "0", "memory.oom.group": "1", "cpu.weight": "1"}
+            name = "memory.limit_in_bytes" if memory.version == 1 else "memory.max"
+            self.memory_group = self._add_group(memory.folder, {name: limit}, wished)
+
+    def _add_group(self, parent: str, needed: Dict[str, str], wished: Optional[Dict[str, str]] = None) -> str:
+        folder = "%s/orch-%s" % (parent, self._name)
         try:
             os.mkdir(folder)
         except FileExistsError:
@@ -177,12 +122,7 @@ class Cage:
         """Called in the child, in its own session. What the host does not allow is left out; `rung` tells."""
         for group in self._groups:
             _attempt(_write, group + "/cgroup.procs", "0")
-        _attempt(os.nice, NICE)
-        _attempt(_write, "/proc/self/autogroup", str(NICE))
-        _attempt(_write, "/proc/self/oom_score_adj", "1000")
-        number = _IOPRIO_SET.get(os.uname().machine)
-        if number:
-            _attempt(_libc_call, "syscall", number, 1, 0, 3 << 13)  # this process, class idle
+        quiet.be_quiet()
         _attempt(_libc_call, "prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _attempt(self._limit_resources)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -207,7 +147,7 @@ class Cage:
                 held.append("autogroup" + file.read().strip().partition(" ")[2].replace("nice", ""))
         except OSError:
             pass
-        if any("cpu" in group for group in self._groups):
+        if self._shares:
             held.append("cpu shares 2")
         return ", ".join(held)
 
@@ -226,7 +166,11 @@ def _attempt(action: "object", *arguments: object) -> None:
 
 def _sweep(parent: str) -> None:
     """Remove the empty groups of supervisors that were killed."""
-    for name in os.listdir(parent):
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return
+    for name in names:
         pid = name.rpartition("-")[2]
         if name.startswith("orch-") and pid.isdigit() and not os.path.exists("/proc/" + pid):
             _remove("%s/%s" % (parent, name))

@@ -16,7 +16,6 @@ from remote_payload.agent.inflow import Inflow, unwritable, write_all
 from remote_payload.agent.lock import held
 from remote_payload.agent.manifest import Entry, to_bytes
 
-Expected = Dict[str, Optional[Entry]]
 _UNCHANGED = "the harness there is as it was"
 
 
@@ -25,11 +24,11 @@ def push(
     entries: Sequence[Entry],
     send: Sequence[str],
     delete: Sequence[str],
-    expected: Expected,
+    expected: Dict[str, Optional[Entry]],
     pieces: Iterable[bytes],
 ) -> Dict[str, Any]:
-    """Make `remote` hold exactly `entries` (extras stay). `pieces` are the bytes of `send`, `expected` is what the plan
-    saw at the paths in `send` and `delete` (None: nothing).
+    """Make `remote` hold exactly `entries` (extras stay). `pieces` are the bytes of the files in `send`, in that order;
+    `expected` is what the plan saw on the host at every path in `send` and `delete` (None: nothing).
 
     Returns {"pushed": [path], "deleted": [path], "saved": folder or None, "digest"}. Raises AgentError: refused when a
     file changed since the plan, when a path is not below the folder, on a full disk or without permission; transfer
@@ -72,7 +71,7 @@ class _Push:
         entries: Sequence[Entry],
         send: Sequence[str],
         delete: Sequence[str],
-        expected: Expected,
+        expected: Dict[str, Optional[Entry]],
     ) -> None:
         self.root = root
         self.incoming = incoming

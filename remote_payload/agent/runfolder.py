@@ -190,7 +190,7 @@ def _copy(source: Folder, path: str, place: bytes, mode: int) -> str:
                     break
                 digest.update(data)
                 write_all(copy, memoryview(data))
-            os.fchmod(copy, mode)
+            os.fchmod(copy, 0o755 if mode & 0o100 else 0o644)
         finally:
             os.close(copy)
     return digest.hexdigest()

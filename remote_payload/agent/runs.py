@@ -8,13 +8,13 @@ import base64
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from remote_payload.agent import incarnation, launcher, runfolder, scratch
+from remote_payload.agent import incarnation, launcher, limits, runfolder, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.runfolder import EXIT, SPEC, STARTED
 
-START_PATIENCE = 30.0
+START_PATIENCE = 10.0
 """seconds that a run may take between its folder's appearance and its supervisor's first file"""
 LOG_PIECE = 64 << 10
 """bytes of log in one message"""
@@ -26,7 +26,7 @@ TERMINAL = ("succeeded", "failed", "cancelled", "refused", "lost")
 
 def list_runs(workdir: str) -> List[Dict[str, Any]]:
     """One row for each run folder, oldest first: {"id", "key", "attempt", "job", "host", "run", "step", "state",
-    "exit_code", "signal", "reason", "started_at", "ended_at", "rung", "checkpoint", "digests"}."""
+    "exit_code", "signal", "reason", "started_at", "ended_at", "rung", "checkpoint", "digests", "folder"}."""
     parent = runfolder.runs_folder(workdir)
     names = [name for name in os.listdir(parent) if not name.startswith(".")] if os.path.isdir(parent) else []
     rows = [row_of(os.path.join(parent, name)) for name in names]
@@ -40,7 +40,9 @@ def row_of(folder: str) -> Optional[Dict[str, Any]]:
     if spec is None:
         return None
     row = {name: spec.get(name) for name in ("id", "key", "attempt", "job", "host", "run", "step", "checkpoint")}
-    row.update(digests=spec.get("digests"), exit_code=None, signal=None, reason="", rung="", ended_at=None)
+    row.update(
+        folder=folder, digests=spec.get("digests"), exit_code=None, signal=None, reason="", rung="", ended_at=None
+    )
     started = scratch.read_json(os.path.join(folder, STARTED)) or {}
     row.update(started_at=started.get("started_at"), rung=started.get("rung", ""))
     row["state"], row["reason"] = _living_state(folder, started, str(spec.get("id")))
@@ -65,6 +67,8 @@ def _living_state(folder: str, started: Dict[str, Any], run_id: str) -> Tuple[st
     if seen == "elsewhere" and scratch.age(heartbeat) < 60:
         return "running", "on %s, which shares this folder" % started.get("node")
     reason = incarnation.why_gone(started)
+    if incarnation.same_boot(started) and limits.oom_kills() > started.get("oom_kills", 0):
+        reason += "; the kernel has killed processes for want of memory since it started"
     child = started.get("child")
     if child and incarnation.look(child, run_id) == "alive":
         reason += "; the evaluation itself (pid %d) still runs, unwatched" % child["pid"]
@@ -89,10 +93,13 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     draft = runfolder.prepare(workdir, spec, sorted(secrets), talk.bundle)
     try:
         while True:
+            taken = set(
+                os.listdir(runfolder.runs_folder(workdir))
+            )  # before the look: what comes later is met by `take`
             found = _present(workdir, key)
             if found:
                 return found
-            run_id, attempt = _free_id(workdir, args["id"], key)
+            run_id, attempt = _free_id(args["id"], taken)
             if draft.take(run_id, key, attempt):
                 break
     finally:
@@ -101,7 +108,14 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 
 def _present(workdir: str, key: str) -> Optional[Dict[str, Any]]:
+    """The run of this key that lives or has succeeded. One whose launch was cut off is given its time, then up."""
     rows = [row for row in list_runs(workdir) if row["key"] == key]
+    while any(row["state"] == "queued" and scratch.abandoned(row["folder"]) for row in rows):
+        time.sleep(0.1)
+        rows = [row for row in list_runs(workdir) if row["key"] == key]
+    for row in rows:
+        if row["state"] == "lost" and not row["started_at"]:
+            _write_off(row["folder"], "lost", row["reason"])
     for state, answer in (("succeeded", "already"), ("running", "joined"), ("queued", "joined")):
         for row in rows:
             if row["state"] == state:
@@ -113,20 +127,21 @@ def _launched(row: Dict[str, Any], how: str) -> Dict[str, Any]:
     return dict(dict.fromkeys(("started", "joined", "already"), False), **{how: True}, id=row["id"], run=row)
 
 
-def _free_id(workdir: str, wished: str, key: str) -> Tuple[str, int]:
-    attempt = 1 + sum(row["key"] == key for row in list_runs(workdir))
-    for number in range(attempt, attempt + 1000):
-        run_id = wished if number == 1 else "%s-%d" % (wished, number)
-        if not os.path.lexists(os.path.join(runfolder.runs_folder(workdir), run_id)):
-            return run_id, attempt
-    raise AgentError("no free id for a run called %s" % wished)
+def _free_id(wished: str, taken: Set[str]) -> Tuple[str, int]:
+    """(id, number of the attempt): the wished id, or the first of ID-2, ID-3 ... that was not taken."""
+    if wished not in taken:
+        return wished, 1
+    number = 2
+    while "%s-%d" % (wished, number) in taken:
+        number += 1
+    return "%s-%d" % (wished, number), number
 
 
 def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
     try:
         launcher.start(folder, run_id, secrets)
     except (OSError, AgentError) as error:
-        _write_off(folder, str(error))
+        _write_off(folder, "failed", str(error))
         raise AgentError("run %s did not start: %s" % (run_id, error)) from None
     row = row_of(folder)
     if row is None or row["state"] not in ("running", *TERMINAL):
@@ -134,11 +149,11 @@ def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
     return _launched(row, "started")
 
 
-def _write_off(folder: str, reason: str) -> None:
+def _write_off(folder: str, state: str, reason: str) -> None:
     """Say how a run ended that never began, unless its supervisor has said more."""
     if not os.path.exists(os.path.join(folder, EXIT)) and not os.path.exists(os.path.join(folder, STARTED)):
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        value = {"schema": 1, "state": "failed", "exit_code": None, "signal": None, "reason": reason[:1000]}
+        value = {"schema": 1, "state": state, "exit_code": None, "signal": None, "reason": reason[:1000]}
         scratch.write_json(os.path.join(folder, EXIT), dict(value, started_at=None, ended_at=now, rung=""))
 
 

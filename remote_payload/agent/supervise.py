@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
-from remote_payload.agent import descendants, incarnation, limits, scratch
+from remote_payload.agent import descendants, ending, hostinfo, incarnation, limits, scratch
 
 BEAT = 5.0
 """seconds between two heartbeats"""
@@ -22,7 +22,6 @@ GPU_LOOKS = (0.3, 1.0, 3.0, 10.0, 30.0)
 GPU_LOOK_LATER = 60.0
 GRACE = 10.0
 """seconds between TERM and KILL"""
-RESULT_LIMIT = 64 << 20
 _RESERVED = 8192
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -31,9 +30,9 @@ def main(folder: str) -> None:
     """Supervise the run in `folder`; never returns. Secrets come as one JSON line on stdin, "ready" goes to stdout."""
     if os.fork():
         os._exit(0)
-    os.umask(0o077)
+    umask = os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    supervisor = Supervisor(folder)
+    supervisor = Supervisor(folder, umask)
     try:
         supervisor.run()
     except Exception:
@@ -44,8 +43,10 @@ def main(folder: str) -> None:
 class Supervisor:
     """One run from its start to its exit.json."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, umask: int) -> None:
         self.folder = folder
+        self.umask = umask
+        """the one that the evaluation gets"""
         self.spec: Dict[str, Any] = scratch.read_json(self._path("spec.json")) or {}
         limit = self.spec.get("limits") or {}
         self.wall: Optional[float] = limit.get("wall")
@@ -66,11 +67,14 @@ class Supervisor:
 
     def run(self) -> None:
         """Everything, in order."""
+        if os.path.exists(self._path("exit.json")):
+            return  # it took so long to get here that the run was given up
         secrets = _read_secrets()
         if secrets is None:
             self._finish("failed", "the launch was cut off before it was complete; nothing was started")
             return
         limits.adopt_orphans()
+        self.cage.build()
         self._reserve_room()
         self._write_started()
         self._let_go()
@@ -84,14 +88,18 @@ class Supervisor:
         del secrets
         stopped = self._watch(began)
         self._end_all()
-        self._finish(*self._verdict(stopped))
+        memory_gone = limits.oom_kills(self.cage.memory_group) > self.kills_before
+        self._finish(*(stopped or ending.of(self.folder, self.spec["result"], self.status, memory_gone)))
 
     def give_up(self, trace: str) -> None:
-        """A bug of the supervisor's own: end everything and say so."""
-        with open(self._path("log"), "a") as log:
-            log.write(trace)
+        """The supervisor itself can't go on (its folder was removed, or a bug): end everything and say so."""
         self._end_all()
-        self._finish("failed", "orch's supervisor failed: " + trace.strip().splitlines()[-1])
+        try:
+            self._finish("failed", "orch's supervisor failed: " + trace.strip().splitlines()[-1])
+            with open(self._path("log"), "a") as log:
+                log.write(trace)
+        except OSError:
+            self.cage.close()
 
     # -- start --------------------------------------------------------------------------------------------------
 
@@ -127,15 +135,23 @@ class Supervisor:
                 cwd=self._path("harness"),
                 env=self._environment(secrets),
                 start_new_session=True,
-                preexec_fn=self.cage.enter,
+                preexec_fn=self._become,
             )
         finally:
             os.close(log)
         child.returncode = 0  # waited for here, not by subprocess
         self.child = child.pid
         self.started_at = _now()
-        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or limits.usable_cores())
-        self._write_started()
+        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or hostinfo.cpus())
+        try:
+            self._write_started()
+        except OSError:
+            pass  # the disk is full already; what was written before the start identifies the supervisor
+
+    def _become(self) -> None:
+        """In the child, before it is the evaluation."""
+        os.umask(self.umask)
+        self.cage.enter()
 
     def _environment(self, secrets: Dict[str, str]) -> Dict[str, str]:
         """What the evaluation sees; hidden GPUs come last, so that nothing shows them again."""
@@ -220,56 +236,16 @@ class Supervisor:
                     _signal(pid, number)
             signal.sigtimedwait([signal.SIGCHLD], 0.1)
 
-    def _verdict(self, stopped: Optional[Tuple[str, str]]) -> Tuple[str, str]:
-        """(state, reason) of an evaluation that has ended."""
-        if stopped:
-            return stopped
-        code, number = _decode(self.status)
-        if number:
-            why = "killed by signal %d (%s)" % (number, _signal_name(number))
-            if number == signal.SIGKILL and limits.oom_kills(self.cage.memory_group) > self.kills_before:
-                why += ": out of memory"
-            return "failed", why
-        if code:
-            return "failed", "exit code %s: %s" % (code, self._last_line())
-        return self._judge_result()
-
-    def _last_line(self) -> str:
-        try:
-            with open(self._path("log"), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-                lines = file.read().decode("utf-8", "replace").replace("\r", "\n").strip().split("\n")
-        except OSError:
-            return ""
-        return lines[-1][-300:]
-
-    def _judge_result(self) -> Tuple[str, str]:
-        name = self.spec["result"]
-        path = self._path(name)
-        if not os.path.lexists(path) and os.path.isfile(self._path(os.path.join("harness", name))):
-            os.replace(self._path(os.path.join("harness", name)), path)
-        try:
-            if os.stat(path).st_size > RESULT_LIMIT:
-                return "failed", "%s is larger than %d bytes" % (name, RESULT_LIMIT)
-            with open(path, "rb") as file:
-                if not isinstance(json.loads(file.read().decode("utf-8")), dict):
-                    return "failed", "%s holds no JSON object" % name
-                os.fsync(file.fileno())
-        except OSError:
-            return "failed", "it ended with exit code 0 but left no %s" % name
-        except ValueError as error:
-            return "failed", "%s is not JSON: %s" % (name, error)
-        return "succeeded", ""
-
     def _finish(self, state: str, reason: str) -> None:
         """exit.json: the last file written, whole or absent, in blocks that were reserved at the start."""
-        code, number = _decode(self.status)
+        code, number = ending.decode(self.status)
         value = {"schema": 1, "state": state, "exit_code": code, "signal": number, "reason": reason[:1000]}
         value.update(started_at=self.started_at or None, ended_at=_now(), rung=self.rung)
         text = json.dumps(value).encode("ascii")
         descriptor = os.open(self._path(".exit.json"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(descriptor, text.ljust(_RESERVED), 0)
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -289,27 +265,11 @@ def _read_secrets() -> Optional[Dict[str, str]]:
     return value if isinstance(value, dict) else None
 
 
-def _decode(status: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
-    """(exit code, signal) of a wait status."""
-    if status is None:
-        return None, None
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
-
-
 def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except OSError:
         pass
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unnamed"
 
 
 def _now() -> str:

@@ -39,8 +39,8 @@ def question(local: Path, remote: Path) -> tuple[dict[str, Any], list[bytes]]:
     theirs = {entry["path"]: entry for entry in facts["files"]}
     send = [one["path"] for one in mine if theirs.get(one["path"], {}).get("sha256") != one["sha256"]]
     delete = [path for path in theirs if path not in {one["path"] for one in mine}]
-    expected = {path: theirs.get(path) for path in [*send, *delete]}
-    args = {"remote": str(remote), "entries": mine, "send": send, "delete": delete, "expected": expected}
+    args: dict[str, Any] = {"remote": str(remote), "entries": mine, "send": send, "delete": delete}
+    args["expected"] = {path: theirs.get(path) for path in [*send, *delete]}
     return args, [(local / path).read_bytes() for path in send]
 
 

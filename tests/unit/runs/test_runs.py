@@ -87,12 +87,12 @@ def test_a_failed_run_is_followed_by_a_numbered_attempt(eval_host: EvalHost) -> 
 
 def test_two_launches_at_once_make_one_run(eval_host: EvalHost) -> None:
     answers: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=lambda: answers.append(eval_host.launch(SLEEP))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: answers.append(eval_host.launch(SLEEP))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(answers) == 4 and len({answer["id"] for answer in answers}) == 1
+    assert len(answers) == 6 and len({answer["id"] for answer in answers}) == 1
     assert sum(answer["started"] for answer in answers) == 1
     assert [path.name for path in (eval_host.workdir / "runs").iterdir()] == [answers[0]["id"]]
 
@@ -148,14 +148,18 @@ def test_a_supervisor_that_is_asked_to_end_says_so_and_leaves_nothing(eval_host:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [({"boot": "other"}, "host was restarted"), ({"init": 1}, "container was restarted")]
+    ("change", "reason"),
+    [(("boot", "other"), "host was restarted"), (("namespace", "1"), "container was restarted")],
 )
-def test_a_restart_makes_the_run_lost(eval_host: EvalHost, change: dict[str, Any], reason: str) -> None:
+def test_a_restart_makes_the_run_lost(eval_host: EvalHost, change: tuple[str, str], reason: str) -> None:
     run_id = eval_host.launch(SLEEP)["id"]
     wait_until(lambda: eval_host.row(run_id)["rung"])
     started = eval_host.folder(run_id) / "started.json"
-    started.write_text(json.dumps({**json.loads(started.read_text()), **change}))
+    record = json.loads(started.read_text())
+    parts = dict(zip(("boot", "namespace", "init"), record["incarnation"].split("/"), strict=True))
+    started.write_text(json.dumps({**record, "incarnation": "/".join({**parts, change[0]: change[1]}.values())}))
     row = eval_host.row(run_id)
+    started.write_text(json.dumps(record))
     assert row["state"] == "lost" and reason in row["reason"]
 
 
@@ -168,18 +172,22 @@ def test_a_recycled_pid_is_not_the_supervisor(eval_host: EvalHost) -> None:
     assert eval_host.row(run_id)["state"] == "lost"
 
 
-def test_a_launch_cut_off_before_the_supervisor_started_is_lost(eval_host: EvalHost) -> None:
+def test_a_launch_cut_off_before_the_supervisor_started_is_given_up_and_done_again(eval_host: EvalHost) -> None:
     run_id = eval_host.launch(SUCCEED)["id"]
     eval_host.end(run_id)
     folder = eval_host.folder(run_id)
     for name in ("started.json", "exit.json"):
         (folder / name).unlink()
-    assert eval_host.row(run_id)["state"] == "queued"
-    gone = subprocess.run(["true"], check=True) and json.loads((folder / "writer.json").read_text())
-    (folder / "writer.json").write_text(json.dumps({**gone, "ticks": 1}))
-    os.utime(folder, (time.time() - 100, time.time() - 100))
+    assert eval_host.row(run_id)["state"] == "queued", "its launcher, this process, is alive"
+    writer = json.loads((folder / "writer.json").read_text())
+    (folder / "writer.json").write_text(json.dumps({**writer, "start_ticks": 1}))
+    os.utime(folder, (time.time() - runs.START_PATIENCE + 1, time.time() - runs.START_PATIENCE + 1))
+    again = eval_host.launch(SUCCEED)
+    assert again["started"] and again["id"] == "eval-4000-2"
     row = eval_host.row(run_id)
     assert row["state"] == "lost" and "cut off" in row["reason"]
+    late = subprocess.run([sys.executable, "-I", str(folder / launcher.SUPERVISOR), str(folder)], input=b"{}\n")
+    assert late.returncode == 0 and not (folder / "started.json").exists()
 
 
 def test_a_supervisor_that_can_not_start_leaves_a_failed_run(eval_host: EvalHost) -> None:
@@ -261,6 +269,31 @@ def test_the_evaluation_sees_no_gpu_few_threads_its_id_and_its_secrets(eval_host
     (eval_host.folder(run_id) / "eval_results.json").unlink()
     for path in eval_host.folder(run_id).rglob("*"):
         assert path.is_dir() or b"s3cret-value" not in path.read_bytes(), path
+
+
+def test_a_disk_that_fills_while_a_run_writes_does_not_hide_how_it_ended(eval_host: EvalHost) -> None:
+    shutil.rmtree(eval_host.workdir)
+    eval_host.workdir.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(eval_host.workdir)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small disk")
+    try:
+        stage(eval_host.workdir)
+        code = "import sys\nfile = open(sys.argv[1], 'wb', buffering=0)\nwhile True: file.write(bytes(1 << 16))"
+        row = eval_host.end(eval_host.launch(["{python}", "-c", code, "{result}"])["id"])
+        assert shutil.disk_usage(eval_host.workdir).free < 1 << 16
+        assert (row["state"], row["exit_code"]) == ("failed", 1) and row["ended_at"]
+        wait_until(lambda: not processes_of(row["id"], eval_host.folder(row["id"])))
+    finally:
+        subprocess.run(["umount", str(eval_host.workdir)], check=True)
+
+
+def test_a_run_whose_folder_is_removed_ends(eval_host: EvalHost) -> None:
+    run_id = eval_host.launch(SLEEP)["id"]
+    wait_until(lambda: eval_host.row(run_id)["rung"])
+    folder = eval_host.folder(run_id)
+    shutil.rmtree(folder)
+    wait_until(lambda: not processes_of(run_id, folder))
 
 
 def test_the_command_names_resolved_paths_of_this_host(eval_host: EvalHost) -> None:

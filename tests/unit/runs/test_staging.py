@@ -106,7 +106,7 @@ def test_the_work_of_a_living_receiver_is_not_swept(tmp_path: Path) -> None:
     (alive / "writer.json").write_text(json.dumps(incarnation.record(os.getpid())))
     elsewhere = tmp_path / "checkpoints" / ".incoming-x-2"
     elsewhere.mkdir()
-    (elsewhere / "writer.json").write_text(json.dumps({"boot": "b", "node": "another-machine", "pid": 1}))
+    (elsewhere / "writer.json").write_text(json.dumps({"incarnation": "b/1/2", "node": "another-machine", "pid": 1}))
     staging.receive_answer(*question(tmp_path))
     assert alive.exists() and elsewhere.exists()
 
