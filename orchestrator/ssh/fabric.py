@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import ConnectionLost, HostUnreachable
+from orchestrator.errors import ConnectionLost, HostUnreachable, OrchError
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.connection import Channel, Completed, command_line
 from orchestrator.ssh.resolve import Settings
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 8
 """at once on a host: sshd's own default is 10"""
 
+TELL_SIGNALS = ("sh", "-c", '"$@"; exit $?', "sh")
+"""paramiko drops sshd's word about a signal, so a shell stays behind and exits with 128 + signal, as shells do"""
+
 
 class FabricConnection:
-    """A Connection over paramiko. Opened at first use, opened again when it was lost; a lost question is never repeated."""
+    """A Connection over paramiko, opened at first use, and again when it was lost. A lost question is never repeated."""
 
     transport = "fabric"
 
@@ -53,6 +56,13 @@ class FabricConnection:
         self._opening = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_CHANNELS)
 
+    def connect(self) -> None:
+        """Open now what would be opened at first use.
+
+        Raises HostUnreachable, AuthenticationFailed or HostKeyError, each with what to type.
+        """
+        self._live_link()
+
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         """Run one command to its end. Raises TimeoutError, ConnectionLost, or what opening raises."""
         channel = self._start(argv, stderr_limit=None)
@@ -75,7 +85,7 @@ class FabricConnection:
                 self._link.close()
 
     def _start(self, argv: Sequence[str], *, stderr_limit: int | None) -> FabricChannel:
-        line = command_line(argv)
+        line = command_line([*TELL_SIGNALS, *argv])
         if not self._places.acquire(timeout=self._timeouts.question):
             raise HostUnreachable(f"{self.host}: {MAX_CHANNELS} commands are running there already", host=self.host)
         try:
@@ -100,7 +110,7 @@ class FabricConnection:
                 self._link = None
                 try:
                     self._link = open_link(self._settings, self.host, self._timeouts)
-                except HostUnreachable as error:
+                except OrchError as error:
                     error.host = self.host
                     raise
             return self._link
@@ -112,7 +122,7 @@ class FabricConnection:
         until = time.monotonic() + self._timeouts.connect
         while True:
             try:
-                channel = link.create_session()
+                channel: paramiko.Channel = link.create_session()
                 channel.exec_command(line)
                 return channel
             except paramiko.ChannelException:

@@ -145,7 +145,8 @@ class FabricChannel:
             raise self._lost()
         self._drain.join(_TICK)
         self._free()
-        return Completed(argv=self._argv, exit=self._channel.exit_status, stdout=stdout, stderr=bytes(self._stderr))
+        ended = signal_or_status(self._channel.exit_status)
+        return Completed(argv=self._argv, exit=ended, stdout=stdout, stderr=bytes(self._stderr))
 
     def _free(self) -> None:
         release, self._release = self._release, _nothing
@@ -163,6 +164,11 @@ class FabricChannel:
         else:
             why = "connection lost, result unknown"
         return ConnectionLost(f"{self._host}: {why}", host=self._host, hint="run the same command again")
+
+
+def signal_or_status(status: int) -> int:
+    """A shell's status: minus the signal for 129 to 159, else itself."""
+    return 128 - status if 128 < status < 160 else status
 
 
 def _nothing() -> None:

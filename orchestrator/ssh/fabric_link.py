@@ -53,21 +53,23 @@ class LongLivedPacketizer(Packetizer):
 class Link(fabric.Connection):  # type: ignore[misc]
     """A checked connection to one host; `gateway` is the Link to the hop before it."""
 
-    settings: Settings | None = None
-    where = ""
-    timeouts = Timeouts()
-    wire: Wire | HopWire | None = None
-    beating: threading.Event | None = None
-    asking: threading.Thread | None = None
+    settings: Settings
+    where: str
+    timeouts: Timeouts
+    wire: Wire | HopWire | None
+    beating: threading.Event
+    asking: threading.Thread
 
     def __init__(self, settings: Settings, where: str, timeouts: Timeouts, gateway: Link | None = None) -> None:
         nothing_read = fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig())
         super().__init__(
             settings.hostname, user=settings.user, port=settings.port, gateway=gateway, config=nothing_read
         )
-        self.settings = settings
-        self.where = where
-        self.timeouts = timeouts
+        beating = threading.Event()
+        asking = threading.Thread(target=_keep_asking, args=(self, beating), daemon=True, name=f"keepalive {where}")
+        own = {"settings": settings, "where": where, "timeouts": timeouts, "wire": None}
+        for name, value in {**own, "beating": beating, "asking": asking}.items():
+            object.__setattr__(self, name, value)  # fabric takes a new attribute for one of its own settings
 
     def open(self) -> None:
         """Connect, check the host key, log in. Tries again, a little later each time, when sshd drops a start.
@@ -86,12 +88,11 @@ class Link(fabric.Connection):  # type: ignore[misc]
                     raise HostUnreachable(
                         f"{self.where}: sshd closed the connection {tries} times before the handshake was done"
                         f" (MaxStartups, or this address is blocked): {refused}",
-                        hint=self.settings.command,  # type: ignore[union-attr]
+                        hint=self.settings.command,
                     ) from None
                 time.sleep(delay)
 
     def _open_once(self) -> None:
-        assert self.settings is not None
         known = hostkeys.known_keys(self.settings)
         self.wire = self._reach()
         transport = paramiko.Transport(self.wire, packetizer_class=LongLivedPacketizer)  # type: ignore[arg-type]
@@ -111,7 +112,6 @@ class Link(fabric.Connection):  # type: ignore[misc]
     def _reach(self) -> Wire | HopWire:
         """A wire to the host: through the gateway, through its ProxyCommand, or directly."""
         settings, limit = self.settings, self.timeouts.connect
-        assert settings is not None
         if self.gateway:
             self.gateway.open()
             return self._reach_through(self.gateway)
@@ -121,7 +121,6 @@ class Link(fabric.Connection):  # type: ignore[misc]
 
     def _reach_through(self, gateway: Link) -> HopWire:
         settings, limit = self.settings, self.timeouts.connect
-        assert settings is not None and gateway.settings is not None
         place = f"{settings.hostname} port {settings.port}"
         try:
             channel = gateway.transport.open_channel(
@@ -157,10 +156,9 @@ class Link(fabric.Connection):  # type: ignore[misc]
                 text = f"what answers there is no SSH server: {str(error)[:200]}"
             else:
                 raise SshStartRefused(str(error) or "closed") from None
-        raise HostUnreachable(f"{self.where}: {text}", hint=self.settings.command)  # type: ignore[union-attr]
+        raise HostUnreachable(f"{self.where}: {text}", hint=self.settings.command)
 
     def _check_host_key(self, transport: paramiko.Transport, known: tuple[hostkeys.KnownKey, ...]) -> None:
-        assert self.settings is not None
         key = transport.get_remote_server_key()
         shown = hostkeys.HostKey(type=key.get_name(), blob=key.asbytes())
         if str(transport.host_key_type).endswith(CERTIFICATE):  # asked for only after every plain type
@@ -175,12 +173,10 @@ class Link(fabric.Connection):  # type: ignore[misc]
 
     def watch(self) -> None:
         """From now on a silent server counts as lost, and is asked for a sign of life where it says nothing."""
-        assert self.wire is not None
-        self.wire.pulse.heard()
-        self.wire.pulse.limit = self.timeouts.dead
-        self.beating = threading.Event()
-        self.asking = threading.Thread(target=_keep_asking, args=(self,), daemon=True, name=f"keepalive {self.where}")
-        self.asking.start()
+        if self.wire is not None:
+            self.wire.pulse.heard()
+            self.wire.pulse.limit = self.timeouts.dead
+            self.asking.start()
 
     def close(self) -> None:
         """Close this hop and those before it; no thread or process stays behind."""
@@ -190,8 +186,7 @@ class Link(fabric.Connection):  # type: ignore[misc]
             self.gateway.close()
 
     def _drop(self) -> None:
-        if self.beating is not None:
-            self.beating.set()
+        self.beating.set()
         transport, wire = self.transport, self.wire
         if transport is not None:
             transport.close()
@@ -201,12 +196,15 @@ class Link(fabric.Connection):  # type: ignore[misc]
         elif wire is not None:
             wire.close()
         for thread in (transport, self.asking):
-            if thread is not None and thread.is_alive():
+            if thread is not None and thread.is_alive() and thread is not threading.current_thread():
                 thread.join(2)
 
 
 def open_link(settings: Settings, where: str, timeouts: Timeouts) -> Link:
-    """A watched connection to the host, through all its hops. Raises HostUnreachable, AuthenticationFailed, HostKeyError."""
+    """A watched connection to the host, through all its hops.
+
+    Raises HostUnreachable, AuthenticationFailed or HostKeyError.
+    """
     gateway: Link | None = None
     for hop in settings.hops:
         gateway = Link(hop, f"{where}: jump host {hop.target}", timeouts, gateway)
@@ -220,15 +218,13 @@ def open_link(settings: Settings, where: str, timeouts: Timeouts) -> Link:
     return link
 
 
-def _keep_asking(link: Link) -> None:
+def _keep_asking(link: Link, over: threading.Event) -> None:
     """Ask whenever nothing was heard for one heartbeat. The answer costs the server nothing but sshd itself.
 
     This thread may wait for an answer or a full socket; the transport's reader ends both when the wire is dead.
     """
-    beating, wire, transport = link.beating, link.wire, link.transport
-    assert beating is not None and wire is not None
-    beat = link.timeouts.heartbeat
-    while not beating.wait(max(0.05, beat - min(wire.pulse.silence(), beat))) and transport.is_active():
+    wire, transport, beat = link.wire, link.transport, link.timeouts.heartbeat
+    while wire and transport.is_active() and not over.wait(max(0.05, beat - min(wire.pulse.silence(), beat))):
         if wire.pulse.silence() >= beat:
             try:
                 transport.global_request("keepalive@openssh.com", wait=True)

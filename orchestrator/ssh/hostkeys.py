@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -114,15 +115,19 @@ def check(settings: Settings, known: Sequence[KnownKey], shown: HostKey, where: 
             hint="do not log in; ask the owner of the host",
         )
     if verdict == "changed":
-        line = next(line for line in known if line.marker == "" and line.name == names[0] and line.key.type == shown.type)
+        line = next(
+            line for line in known if line.marker == "" and line.name == names[0] and line.key.type == shown.type
+        )
+        forget = shlex.join(["ssh-keygen", "-R", names[0], "-f", str(line.file)])
         raise HostKeyError(
             f"{where}: the host key has CHANGED: {line.file}, line {line.line}, knows {_kind(line.key.type)}"
             f" {line.key.fingerprint}, but the host shows {named}. Either the host was set up anew, or someone"
             " is in between",
-            hint=f"if the owner confirms the new key: {shlex.join(['ssh-keygen', '-R', names[0], '-f', str(line.file)])}"
-            f", then {settings.command}",
+            hint=f"if the owner confirms the new key: {forget}, then {settings.command}",
         )
-    raise HostKeyError(_unknown(where, named, known), hint=f"{settings.command}  (compare the fingerprint, then say yes)")
+    raise HostKeyError(
+        _unknown(where, named, known), hint=f"{settings.command}  (compare the fingerprint, then say yes)"
+    )
 
 
 def _unknown(where: str, named: str, known: Sequence[KnownKey]) -> str:
@@ -143,10 +148,12 @@ def _find_with_openssh(name: str, file: Path) -> list[KnownKey]:
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOKUP_LIMIT)
     except subprocess.TimeoutExpired:
-        raise HostKeyError(f"{name}: reading {file} took more than {_LOOKUP_LIMIT:.0f} s", hint=shlex.join(argv)) from None
+        raise HostKeyError(
+            f"{name}: reading {file} took more than {_LOOKUP_LIMIT:.0f} s", hint=shlex.join(argv)
+        ) from None
     lines = done.stdout.decode("utf-8", "replace").splitlines()
     found = []
-    for head, text in zip(lines, lines[1:], strict=False):
+    for head, text in pairwise(lines):
         number = re.match(r"# Host .* found: line (\d+)", head)
         if number:
             found.append(_known_key(name, file, int(number[1]), text))

@@ -36,7 +36,7 @@ class AgentKey(paramiko.PKey):
     def asbytes(self) -> bytes:
         return self._identity.blob
 
-    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> bytes:  # type: ignore[override]
         """An empty signature when the agent refuses: the server then turns down this key, and the next can be tried."""
         try:
             return keyagent.sign(self._path, self._identity.blob, data, algorithm or "")
@@ -107,7 +107,7 @@ def _from_agent(identity: Identity) -> Offer:
 
 
 def log_in(transport: paramiko.Transport, settings: Settings, where: str) -> None:
-    """Return once the server lets us in. Raises AuthenticationFailed, or HostUnreachable where the server fell silent."""
+    """Return once the server lets us in. Raises AuthenticationFailed, or HostUnreachable for one that fell silent."""
     agent = keyagent.agent_path(settings)
     notes: list[str] = []
     held: list[Identity] = []
@@ -143,15 +143,17 @@ def _accepted(
         further = transport.auth_publickey(settings.user, key)
     except paramiko.BadAuthenticationType as other:
         raise _wants_more(settings, where, refused, other.allowed_types) from None
-    except (paramiko.SSHException, EOFError, OSError) as error:
+    except (paramiko.SSHException, EOFError, OSError):
         limit = transport.auth_timeout
         if transport.is_active() and time.monotonic() - started >= limit - 0.5:
-            raise HostUnreachable(f"{where}: fell silent during the log-in ({limit:.0f} s)", hint=settings.command) from None
+            raise HostUnreachable(
+                f"{where}: fell silent during the log-in ({limit:.0f} s)", hint=settings.command
+            ) from None
         refused.append(label)
         if isinstance(key, AgentKey) and key.problem:
             notes.append(f"{label}: {key.problem}")
         if not transport.is_active():
-            raise _closed(settings, where, refused, error) from None
+            raise _closed(settings, where, refused) from None
         return False
     if further:
         raise AuthenticationFailed(
@@ -161,12 +163,12 @@ def _accepted(
     return True
 
 
-def _closed(settings: Settings, where: str, refused: list[str], error: BaseException) -> AuthenticationFailed:
-    count = f"{len(refused)} key{'s' if len(refused) > 1 else ''}"
+def _closed(settings: Settings, where: str, refused: list[str]) -> AuthenticationFailed:
     return AuthenticationFailed(
-        f"{where}: the server closed after it refused {count} ({', '.join(refused)}): too many were offered (MaxAuthTries)"
-        " or the account is blocked",
-        hint=f"name the right key for {settings.target.host} in the ssh configuration: IdentityFile PATH and IdentitiesOnly yes",
+        f"{where}: the server closed the connection after it refused {', '.join(refused)}: too many keys were offered"
+        " (MaxAuthTries)",
+        hint=f"name the right key for {settings.target.host} in the ssh configuration: IdentityFile PATH and"
+        " IdentitiesOnly yes",
     )
 
 

@@ -213,7 +213,9 @@ def _ask_openssh(target: Target, config: Path | None, jump: str | None) -> dict[
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_RESOLVE_LIMIT)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{target}: `ssh -G` did not end within {_RESOLVE_LIMIT:.0f} s", hint=shlex.join(argv)) from None
+        raise ConfigError(
+            f"{target}: `ssh -G` did not end within {_RESOLVE_LIMIT:.0f} s", hint=shlex.join(argv)
+        ) from None
     if done.returncode != 0:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit {done.returncode}"]
         raise ConfigError(f"{target}: ssh can't read its configuration: {lines[0]}", hint=shlex.join(argv))

@@ -65,11 +65,11 @@ class ProxyWire(Wire):
 
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         self._process = subprocess.Popen(
             [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             stderr=self._stderr,
             start_new_session=True,
         )
@@ -97,7 +97,7 @@ class ProxyWire(Wire):
 
 
 class HopWire:
-    """A channel through a jump host, as a socket with a Pulse. Any: paramiko's Channel, which this module need not know."""
+    """A channel through a jump host (paramiko's Channel) as a socket with a Pulse."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -174,6 +174,10 @@ def _addresses(settings: Settings, where: str, limit: float) -> list[_Address]:
     asking.start()
     asking.join(limit)
     if not found:
-        why = f"no address for the name {settings.hostname}" if problem else f"no name server answers for {settings.hostname}"
+        why = (
+            f"no address for the name {settings.hostname}"
+            if problem
+            else f"no name server answers for {settings.hostname}"
+        )
         raise HostUnreachable(f"{where}: {why}", hint=f"{settings.command}  (is the name right?)")
     return found

@@ -15,7 +15,25 @@ from orchestrator.ssh.connection import command_line
 
 ECHO = [sys.executable, "-I", "-S", "-c", "import os, sys; os.write(1, b'\\0'.join(map(os.fsencode, sys.argv[1:])))"]
 NASTY = ["'", '"', "\\", "\\\\", "\\'", "!", "!!", "!a", "$HOME", "$(id)", "`id`", "\n", "a\n\nb\n", "\\\n", "\t", "\r"]
-NASTY += ["é", "日本", "\udcff\udcfe", "*", "~", "~root", "#", "%1", "=1", "", " ", "-n", "a=b", "{a,b}", "^a^b", "\x7f", "\x1b[31m"]
+NASTY += [
+    "é",
+    "日本",
+    "\udcff\udcfe",
+    "*",
+    "~",
+    "~root",
+    "#",
+    "%1",
+    "=1",
+    "",
+    " ",
+    "-n",
+    "a=b",
+    "{a,b}",
+    "^a^b",
+    "\x7f",
+    "\x1b[31m",
+]
 WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20),
     st.text("'\"\\!$`\n \t;&|<>(){}[]*?~#%^=@-aZ0é", max_size=12),
