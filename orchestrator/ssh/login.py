@@ -185,6 +185,8 @@ def _nobody_let_in(
 ) -> None:
     """Ask what the server takes, and raise. Returns only if it takes anybody (method `none`)."""
     methods: list[str] = []
+    if refused and not transport.is_active():
+        raise _closed(settings, where, refused)
     try:
         transport.auth_none(settings.user)
         return
