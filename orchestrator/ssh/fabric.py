@@ -31,7 +31,7 @@ TELL_SIGNALS = ("sh", "-c", '"$@"; exit $?', "sh")
 
 
 class FabricConnection:
-    """A Connection over paramiko, opened at first use, and again when it was lost. A lost question is never repeated."""
+    """A Connection over paramiko, opened at first use, and anew when it was lost. No lost question is repeated."""
 
     transport = "fabric"
 

@@ -13,7 +13,7 @@ from orchestrator.ssh.resolve import Settings
 _REQUEST_IDENTITIES, _IDENTITIES, _SIGN_REQUEST, _SIGNATURE = 11, 12, 13, 14
 _RSA_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
 _MAX_ANSWER = 1 << 20
-ASK_LIMIT = 5.0
+ASK_LIMIT = 3.0
 """seconds for the list of keys"""
 SIGN_LIMIT = 30.0
 """seconds for a signature: a person may have to touch a key or to confirm"""

@@ -5,6 +5,7 @@ Targets come from inventories, so they are checked before any program or shell s
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import pwd
 import re
@@ -13,7 +14,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -116,8 +117,8 @@ def parse_target(text: str) -> Target:
     plain = re.fullmatch(r"([^:\[\]]+)(?::(\d+))?", place)
     if bracketed or plain:
         host, digits = (bracketed or plain).groups()  # type: ignore[union-attr]
-    elif re.fullmatch(r"[0-9A-Fa-f:.%\w]*:[0-9A-Fa-f:.%\w]*", place) and place.count(":") > 1:
-        host, digits = place, None  # a bare IPv6 address
+    elif _is_ipv6(place):
+        host, digits = place, None
     else:
         raise _bad_target(text, "expected an alias or [user@]host[:port]")
     for part in (host, user):
@@ -132,6 +133,13 @@ def parse_target(text: str) -> Target:
     if digits is not None and not 0 < int(digits) < 65536:
         raise _bad_target(text, "a port lies between 1 and 65535")
     return Target(host=host, user=user or None, port=int(digits) if digits else None)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def option_argv(config: Path | None, jump: str | None = None) -> list[str]:
@@ -189,7 +197,7 @@ def _resolve(target: Target, config: Path | None, jump: str | None, openssh: boo
         source="openssh" if openssh else "paramiko",
     )
     hops = _hops(settings, openssh, depth)
-    return _with_hops(settings, hops) if hops else settings
+    return replace(settings, hops=hops) if hops else settings
 
 
 def _hops(settings: Settings, openssh: bool, depth: int) -> tuple[Settings, ...]:
@@ -200,12 +208,6 @@ def _hops(settings: Settings, openssh: bool, depth: int) -> tuple[Settings, ...]
     *before, last = [part for part in settings.expand(jump).split(",") if part]
     hop = _resolve(parse_target(last), settings.config, ",".join(before) or None, openssh, depth - 1)
     return (*hop.hops, hop)
-
-
-def _with_hops(settings: Settings, hops: tuple[Settings, ...]) -> Settings:
-    from dataclasses import replace
-
-    return replace(settings, hops=hops)
 
 
 def _ask_openssh(target: Target, config: Path | None, jump: str | None) -> dict[str, tuple[str, ...]]:
