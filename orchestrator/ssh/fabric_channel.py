@@ -55,7 +55,7 @@ class FabricChannel:
                 continue
             except (EOFError, OSError, paramiko.SSHException):
                 raise self._lost() from None
-            if not data and not self._channel.eof_received:
+            if not data and not self._ended_by_the_server():
                 raise self._lost()
             return data
 
@@ -70,7 +70,7 @@ class FabricChannel:
             except (EOFError, OSError, paramiko.SSHException):
                 sent = 0
             if not sent:
-                if self._channel.eof_received or self._let_go.is_set():
+                if self._let_go.is_set() or self._ended_by_the_server():
                     raise BrokenPipeError(f"{self._host}: {self._argv[0]} no longer reads")
                 raise self._lost()
             view = view[sent:]
@@ -118,6 +118,23 @@ class FabricChannel:
         if threading.current_thread() is not self._drain:
             self._drain.join(1)
         self._free()
+
+    def _ended_by_the_server(self) -> bool:
+        """Whether the stream ended by the server's word. paramiko ends it in the same way when the transport dies.
+
+        Some servers close without an EOF, after the exit status. sshd may send that status before the last output, so
+        the transport must prove that it still lives: then the close was the server's, and all before it has come.
+        """
+        if self._channel.eof_received:
+            return True
+        transport = self._channel.get_transport()
+        if self._channel.exit_status < 0 or not transport.is_active():
+            return False
+        try:
+            transport.global_request("keepalive@openssh.com", wait=True)
+        except (EOFError, OSError, paramiko.SSHException):
+            return False
+        return transport.is_active()
 
     def _feed(self, stdin: bytes) -> None:
         try:
