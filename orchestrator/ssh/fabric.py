@@ -122,19 +122,25 @@ class FabricConnection:
         until = time.monotonic() + self._timeouts.connect
         while True:
             try:
-                channel: paramiko.Channel = link.create_session()
-                channel.exec_command(line)
-                return channel
-            except paramiko.ChannelException:
-                delay = random.uniform(0.05, 0.4)
-                if time.monotonic() + delay > until:
-                    raise HostUnreachable(
-                        f"{self.host}: sshd refuses another session (MaxSessions)", host=self.host
-                    ) from None
-                time.sleep(delay)
+                channel: paramiko.Channel = link.transport.open_session(timeout=self._timeouts.connect)
+                break
             except (paramiko.SSHException, EOFError, OSError):
-                if link.is_connected:
-                    raise HostUnreachable(f"{self.host}: sshd refuses to run commands", host=self.host) from None
-                raise ConnectionLost(
-                    f"{self.host}: connection lost, result unknown", host=self.host, hint="run the same command again"
-                ) from None
+                # of several that are refused at once, paramiko gives only one thread the reason
+                delay = random.uniform(0.05, 0.4)
+                if not link.is_connected:
+                    raise self._lost() from None
+                if time.monotonic() + delay > until:
+                    refused = f"{self.host}: sshd refuses another session (MaxSessions)"
+                    raise HostUnreachable(refused, host=self.host) from None
+                time.sleep(delay)
+        try:
+            channel.exec_command(line)
+        except (paramiko.SSHException, EOFError, OSError):
+            if link.is_connected:
+                raise HostUnreachable(f"{self.host}: sshd refuses to run commands", host=self.host) from None
+            raise self._lost() from None
+        return channel
+
+    def _lost(self) -> ConnectionLost:
+        text = f"{self.host}: connection lost, result unknown"
+        return ConnectionLost(text, host=self.host, hint="run the same command again")
