@@ -51,6 +51,7 @@ class FabricConnection:
         self._timeouts = timeouts
         self._settings = settings
         self._bulk = bulk
+        self._bulk_channels: list[Channel] = []
         self._link: Link | None = None
         self._closed = False
         self._opening = threading.Lock()
@@ -74,7 +75,9 @@ class FabricConnection:
     def open(self, argv: Sequence[str], *, bulk: bool = False) -> Channel:
         """Start one command with open pipes."""
         if bulk and self._bulk is not None:
-            return self._bulk(argv)
+            channel = self._bulk(argv)
+            self._bulk_channels.append(channel)
+            return channel
         return self._start(argv, stderr_limit=64 * 1024)
 
     def close(self) -> None:
@@ -83,6 +86,8 @@ class FabricConnection:
             self._closed = True
             if self._link is not None:
                 self._link.close()
+        for channel in self._bulk_channels:
+            channel.close()
 
     def _start(self, argv: Sequence[str], *, stderr_limit: int | None) -> FabricChannel:
         line = command_line([*TELL_SIGNALS, *argv])

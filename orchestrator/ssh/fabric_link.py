@@ -6,6 +6,7 @@ itself: it takes Settings, checks the host key before log-in, and keeps asking t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -76,12 +77,12 @@ class Link(fabric.Connection):  # type: ignore[misc]
 
         Raises HostUnreachable, AuthenticationFailed or HostKeyError.
         """
+        if self.is_connected:
+            return
         until = time.monotonic() + self.timeouts.connect
-        tries = 0
-        while not self.is_connected:
-            tries += 1
+        for tries in itertools.count(1):
             try:
-                self._open_once()
+                return self._open_once()
             except SshStartRefused as refused:
                 delay = random.uniform(0.1, 0.3) * 2 ** min(tries, 5)
                 if time.monotonic() + delay > until:

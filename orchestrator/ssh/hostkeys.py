@@ -111,7 +111,7 @@ def check(settings: Settings, known: Sequence[KnownKey], shown: HostKey, where: 
     if verdict == "revoked":
         line = next(line for line in known if line.marker == "@revoked" and line.key == shown)
         raise HostKeyError(
-            f"{where}: the host key {named} is marked @revoked in {line.file}, line {line.line}",
+            f"{where}: the host key {named} is marked @revoked in {line.file}:{line.line}",
             hint="do not log in; ask the owner of the host",
         )
     if verdict == "changed":
@@ -120,7 +120,7 @@ def check(settings: Settings, known: Sequence[KnownKey], shown: HostKey, where: 
         )
         forget = shlex.join(["ssh-keygen", "-R", names[0], "-f", str(line.file)])
         raise HostKeyError(
-            f"{where}: the host key has CHANGED: {line.file}, line {line.line}, knows {_kind(line.key.type)}"
+            f"{where}: the host key has CHANGED: {line.file}:{line.line} has {_kind(line.key.type)}"
             f" {line.key.fingerprint}, but the host shows {named}. Either the host was set up anew, or someone"
             " is in between",
             hint=f"if the owner confirms the new key: {forget}, then {settings.command}",

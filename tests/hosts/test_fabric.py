@@ -21,6 +21,7 @@ from orchestrator.errors import AuthenticationFailed, ConnectionLost, HostKeyErr
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.fabric import FabricConnection
 from orchestrator.ssh.resolve import resolve
+from orchestrator.ssh.suitability import live_master
 
 pytestmark = pytest.mark.hosts
 
@@ -244,7 +245,7 @@ def test_a_changed_key_stops_with_file_line_both_fingerprints_and_the_command(
     known.write_text(f"# first\n{address} {words[0]} {words[1]}\n")
     with pytest.raises(HostKeyError) as caught:
         connect("train", f'UserKnownHostsFile "{known}"').run(["true"])
-    assert "CHANGED" in caught.value.message and f"{known}, line 2" in caught.value.message
+    assert "CHANGED" in caught.value.message and f"{known}:2 has" in caught.value.message
     assert fingerprint(other) in caught.value.message
     assert fingerprint(testhosts.state / "train" / "hostkey.pub") in caught.value.message
     assert f"ssh-keygen -R {address} -f '{known}'" in caught.value.hint
@@ -557,10 +558,29 @@ def test_bulk_goes_where_the_constructor_says(connect: Connect, testhosts: Any) 
         config=connection.config,
         bulk=lambda argv: asked.append(list(argv)) or connection.open(argv),  # type: ignore[func-returns-value]
     )
-    channel = bulky.open(["echo", "hello"], bulk=True)
-    assert channel.read(100, timeout=5) == b"hello\n"
-    channel.close()
-    assert asked == [["echo", "hello"]]
+    channel = bulky.open(["cat"], bulk=True)
+    channel.write(b"hello")
+    assert channel.read(100, timeout=5) == b"hello"
+    assert asked == [["cat"]]
+    bulky.close()  # and with it what it opened
+    with pytest.raises(BrokenPipeError):
+        channel.write(b"x")
+
+
+def test_a_master_connection_of_the_users_own_is_seen_while_it_lives(connect: Connect, tmp_path: Path) -> None:
+    config = connect("train", f"ControlPath {tmp_path}/master").config
+    settings = resolve("train", config)
+    assert not live_master(settings)
+    master = subprocess.Popen(["ssh", "-F", str(config), "-M", "-N", "train"], stdin=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 5
+        while not live_master(settings) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert live_master(settings)
+    finally:
+        master.terminate()
+        master.wait()
+    assert not live_master(settings)
 
 
 def test_without_openssh_the_same_host_is_reached_by_paramikos_reading(

@@ -111,7 +111,7 @@ def test_a_changed_key_says_file_line_fingerprints_and_what_to_type() -> None:
     line = KnownKey(file=Path("/home/me/known hosts"), line=7, name="[box]:2200", marker="", key=B)
     with pytest.raises(HostKeyError) as caught:
         check(settings_for(port=2200), [line], A, "train")
-    assert caught.value.message.startswith("train: the host key has CHANGED: /home/me/known hosts, line 7, ")
+    assert caught.value.message.startswith("train: the host key has CHANGED: /home/me/known hosts:7 has ED25519 ")
     assert A.fingerprint in caught.value.message and B.fingerprint in caught.value.message
     assert "ssh-keygen -R '[box]:2200' -f '/home/me/known hosts'" in caught.value.hint
     assert caught.value.hint.endswith("ssh -p 2200 box")
