@@ -7,7 +7,7 @@ result.
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -80,12 +80,37 @@ class Connection(Protocol):
         """End the connection and what belongs to it. Never raises."""
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """The one place that quotes. POSIX shells, fish and tcsh read the result as the same argv.
+_BARE = re.compile(r"[A-Za-z0-9_./:+,-]+")
+_QUOTABLE = re.compile(r"[ \"-&(-\[\]-~]*")
+"""printable ASCII without ! ' and backslash"""
+_DECODE = r'for w do shift; w=$(printf %b. "$w"); set -- "$@" "${w%.}"; done; exec "$@"'
+"""read by /bin/sh: each argument's \\0ooo become bytes. The dot keeps line ends, which $() would cut off."""
 
-    Raises ValueError for NUL, and for what some login shell can't be given safely.
+
+def command_line(argv: Sequence[str]) -> str:
+    """The one place that quotes. POSIX shells, fish and tcsh read the result as the same argv, and become it.
+
+    Single quotes mean the same in all three for printable ASCII save `'`, `\\` (fish) and `!` (tcsh), and tcsh takes
+    no line end in them. Any other word travels as octal through /bin/sh. `exec` keeps functions, aliases and builtins
+    of the login shell away. A `str` with surrogates from os.fsdecode gives back its bytes.
+
+    Raises ValueError for NUL, for no command, and for one whose name begins with `-`.
     """
     for word in argv:
         if "\0" in word:
             raise ValueError(f"a NUL byte can't be part of a command: {word!r}")
-    return shlex.join(argv)
+    if not argv or not argv[0] or argv[0].startswith("-"):
+        raise ValueError(f"not a command: {list(argv)!r}")
+    if all(map(_QUOTABLE.fullmatch, argv)):
+        return " ".join(["exec", *map(_quoted, argv)])
+    return " ".join(["exec /bin/sh -c", f"'{_DECODE}'", "sh", *(_quoted(_octal(word)) for word in argv)])
+
+
+def _quoted(word: str) -> str:
+    return word if _BARE.fullmatch(word) else f"'{word}'"
+
+
+def _octal(word: str) -> str:
+    """A word for `printf %b`: what is not plain becomes \\0ooo, byte by byte."""
+    plain = set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _./:+,-=@%")
+    return "".join(chr(byte) if byte in plain else f"\\0{byte:03o}" for byte in word.encode("utf-8", "surrogateescape"))
