@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.answers import entries_of, file_entry, harness_of
+from orchestrator.errors import ConfigError
 from orchestrator.model import Drift, FileChange, Harness, Host, Job, Timeouts
 from orchestrator.ssh.agent import ask
 from orchestrator.ssh.connection import Connection
 from remote_payload.agent import manifest, wire
+from remote_payload.agent.errors import AgentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,10 @@ class Pushed:
 
 def local(job: Job) -> Harness:
     """The local harness as it is now. Raises ConfigError for names and links that can't be synced."""
-    return harness_of(manifest.build(str(job.harness_local)))
+    try:
+        return harness_of(manifest.build(str(job.harness_local)))
+    except AgentError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
 
 
 def drift(ours: Harness, theirs: Harness | None, base: Harness | None, extras: Sequence[str]) -> Drift:
