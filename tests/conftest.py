@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "story"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "story")]
 
 from world import World
 

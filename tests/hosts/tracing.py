@@ -26,8 +26,6 @@ SIGNAL = re.compile(r"^(?:kill|tkill|tgkill|pidfd_send_signal|rt_sigqueueinfo)\(
 LOCK = re.compile(r"^(?:flock\(|fcntl\(\d+, F_(?:SETLK|SETLKW|OFD_SETLK|OFD_SETLKW|SETLEASE))")
 OWN = r"/proc/(?:self|thread-self)/.*|/proc/\d+/(?:autogroup|oom_score_adj)"
 HARMLESS = re.compile(rf"^(?:/dev/null|/dev/tty|{OWN})$")
-    r"^(?:/dev/null|/dev/tty|/proc/self/.*|/proc/thread-self/.*|/proc/\d+/(?:autogroup|oom_score_adj))$"
-)
 WRITES = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")
 READS = ("execve", "clone", "clone3", "fork", "vfork", "open", "openat", "openat2", "creat", "fcntl", "flock")
 SIGNALS = ("kill", "tkill", "tgkill", "pidfd_send_signal", "rt_sigqueueinfo")

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from evalhost import HARNESS, EvalHost, Line, as_nobody, processes_of, stage, wait_until, write_files
+from python38 import python38
 
 from remote_payload.agent import incarnation, launcher, manifest, runs
 from remote_payload.agent.errors import AgentError
 
 ROOT = Path(__file__).parents[3]
-PYTHON38 = shutil.which("python3.8")
+PYTHON38 = python38()
 SUCCEED = ["{python}", "eval.py", "{result}"]
 SLEEP = ["{python}", "-c", "import time; time.sleep(60)"]
 GREEDY = "data = bytearray(200 << 20)\nfor at in range(0, len(data), 4096): data[at] = 1\nimport time; time.sleep(60)"
