@@ -2,16 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "story")]
 
-from world import World
-
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A trained target, cached hidden states and a baseline, made once."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A trained target, cached hidden states and a baseline, made once (see story/world.py)."""
+    from world import World
+
     return World.make(tmp_path_factory.mktemp("world"))

@@ -14,8 +14,6 @@ LAYERS = ["model errors", "config answers plan ssh", "actions", "workflows", "re
 ORDER = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
 BOTH_SIDES = ("wire", "manifest", "errors")
 SHARED = {"remote_payload", "remote_payload.agent"} | {f"remote_payload.agent.{name}" for name in BOTH_SIDES}
-    f"remote_payload.agent.{name}" for name in ("wire", "manifest", "errors")
-}
 
 
 def imports(path: Path) -> set[str]:
