@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -104,7 +105,10 @@ class Shipped:
         found: dict[str, torch.Tensor] = {}
         for name, data in self.files.items():
             if name.endswith(".safetensors"):
-                found.update(safetensors.torch.load(data))
+                with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+                    file.write(data)
+                    file.flush()
+                    found.update(safetensors.torch.load_file(file.name))
         found.update({alias: found[name] for alias, name in self.account["aliases"].items()})
         return found
 
@@ -121,7 +125,7 @@ def facts(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, tuple[int, .
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()).reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 

@@ -82,7 +82,7 @@ def test_nested_lists_and_endless_objects_end_at_the_budget(tmp_path: Path, whol
     with_pickle(whole, lambda _: b"\x80\x02" + b"(" * 200_000 + b"K\x01" + b"l" * 200_000 + b".")
     assert look(tmp_path)["candidates"][0]["state"] == "complete"  # readable, but no model in it
     with_pickle(whole, lambda _: b"\x80\x02]" + b"(" + b"}" * 400_000 + b"e" + (b"(" + b"}" * 400_000 + b"e") * 4 + b".")
-    refused(tmp_path, "needs more than 64 MB")
+    refused(tmp_path, "needs more than 56 MB")
 
 
 def test_a_dictionary_that_holds_one_child_twice_sixty_levels_deep_ends(tmp_path: Path, whole: Path) -> None:

@@ -114,20 +114,20 @@ def test_a_file_that_is_a_state_dict_itself_is_the_model(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("make", "said"),
     [
-        (torch.sparse_coo_tensor([[0]], [1.0], (2,)), "bad.*_rebuild_sparse_tensor"),
-        (torch.zeros(2, dtype=torch.complex128), "bad.*complex128"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "bad.*_rebuild_qtensor"),
-        (torch.empty(2, device="meta"), "bad.*meta"),
-        (np.ones(3), "bad.*numpy"),
+        (lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,)), "bad.*_rebuild_sparse_tensor"),
+        (lambda: torch.zeros(2, dtype=torch.complex128), "bad.*complex128"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "bad.*_rebuild_qtensor"),
+        (lambda: torch.empty(2, device="meta"), "bad.*meta"),
+        (lambda: np.ones(3), "bad.*numpy"),
     ],
     ids=["sparse", "complex128", "quantized", "meta", "numpy"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_plain_tensor_is_refused_by_its_name(tmp_path: Path, value: Any, said: str) -> None:
+def test_what_is_no_plain_tensor_is_refused_by_its_name(tmp_path: Path, make: Any, said: str) -> None:
     with pytest.raises(AgentError, match=said) as refused:
-        ship(tmp_path, {"good": torch.zeros(1), "bad": value})
+        ship(tmp_path, {"good": torch.zeros(1), "bad": make()})
     assert refused.value.kind == "refused"
 
 
