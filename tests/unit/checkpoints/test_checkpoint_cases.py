@@ -75,7 +75,15 @@ def test_the_latest_complete_one_is_taken_and_the_torn_ones_are_passed_over_with
 
 def test_names_that_only_look_like_steps_are_ignored(tmp_path: Path) -> None:
     step(tmp_path, 4000)
-    names = ("step_7000.tmp", "tmp_step_8000", "step_9000-partial", ".step_9500", "step_best", "step_4500 (copy)", "step_")
+    names = (
+        "step_7000.tmp",
+        "tmp_step_8000",
+        "step_9000-partial",
+        ".step_9500",
+        "step_best",
+        "step_4500 (copy)",
+        "step_",
+    )
     for name in names:
         put(tmp_path / name / "checkpoint.pt", training_state(1))
     write(tmp_path / "step_9999", b"a file")

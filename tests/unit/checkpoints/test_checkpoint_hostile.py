@@ -81,7 +81,9 @@ def test_a_malformed_pickle_is_told_apart_and_costs_nothing(
 def test_nested_lists_and_endless_objects_end_at_the_budget(tmp_path: Path, whole: Path) -> None:
     with_pickle(whole, lambda _: b"\x80\x02" + b"(" * 200_000 + b"K\x01" + b"l" * 200_000 + b".")
     assert look(tmp_path)["candidates"][0]["state"] == "complete"  # readable, but no model in it
-    with_pickle(whole, lambda _: b"\x80\x02]" + b"(" + b"}" * 400_000 + b"e" + (b"(" + b"}" * 400_000 + b"e") * 4 + b".")
+    with_pickle(
+        whole, lambda _: b"\x80\x02]" + b"(" + b"}" * 400_000 + b"e" + (b"(" + b"}" * 400_000 + b"e") * 4 + b"."
+    )
     refused(tmp_path, "needs more than 56 MB")
 
 
@@ -104,7 +106,9 @@ def test_keys_chosen_to_collide_do_not_cost_time(tmp_path: Path, whole: Path) ->
     assert time.monotonic() - began < 20
 
 
-def test_a_view_past_its_storage_and_one_that_claims_a_terabyte_are_refused_by_name(tmp_path: Path, whole: Path) -> None:
+def test_a_view_past_its_storage_and_one_that_claims_a_terabyte_are_refused_by_name(
+    tmp_path: Path, whole: Path
+) -> None:
     def tensor(shape: bytes, stride: bytes) -> bytes:
         storage = b"((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
         rest = b"K\x00" + shape + b"\x85" + stride + b"\x85\x89ccollections\nOrderedDict\n)RtR"
