@@ -112,10 +112,15 @@ def _holds_tensors(value: Any) -> bool:
             return False
         mapping = _mapping(waiting.pop())
         if mapping is not None:
-            if any(isinstance(item, Tensor) for item in mapping.values()):
+            if any(isinstance(item, Tensor) or _unreadable(item) for item in mapping.values()):
                 return True
             waiting.extend(mapping.values())
     return False
+
+
+def _unreadable(value: Any) -> bool:
+    """A tensor of a kind that torch rebuilds otherwise: sparse, quantized, distributed, or past its storage."""
+    return isinstance(value, Made) and value.function.startswith("torch.") and "._rebuild" in value.function
 
 
 def _flatten(mapping: Dict[Any, Any]) -> Tuple[Dict[str, Tensor], List[str]]:

@@ -9,8 +9,8 @@ from typing import IO, Any, Callable, Dict, List, Optional, Set, Tuple
 from remote_payload.agent.pickleops import operations
 from remote_payload.agent.verdicts import Refusal
 
-MAX_COST = 64 * 1024 * 1024
-"""bytes that the objects of one pickle may take, roughly: 80,000 tensors"""
+MAX_COST = 56 * 1024 * 1024
+"""bytes that the objects of one pickle may take: 60,000 tensors, with which the process has grown by 60 MB"""
 MAX_STACK = 500_000
 LIST_KEPT = 65_536
 """plain values kept of one list: dataset indices can be many millions, and nobody evaluates those"""
@@ -158,16 +158,16 @@ class Unpickler:
         return found
 
     def make_tuple(self, values: List[Any]) -> None:
-        self.charge(48 + 8 * len(values))
+        self.charge(56 + 8 * len(values))
         self._stack.append(tuple(values))
 
     def make_list(self, values: List[Any]) -> None:
-        self.charge(56)
+        self.charge(72)
         self._stack.append([])
         self.extend(values)
 
     def make_dict(self, pairs: List[Any]) -> None:
-        self.charge(64)
+        self.charge(80)
         self._stack.append({})
         self.set_items(pairs)
 

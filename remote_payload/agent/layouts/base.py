@@ -30,8 +30,6 @@ class Layout:
     """One kind of checkpoint. A subclass is one small file; its instance is named in layouts/__init__.py."""
 
     name = ""
-    one_file = False
-    """whether `path` names a file; then a folder in its place means that the file is missing"""
 
     def find(self, tree: Tree, folder: str) -> Findings:
         """Candidates directly in `folder`. Raises OSError."""

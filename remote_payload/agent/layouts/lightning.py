@@ -20,7 +20,6 @@ _MAX_READ = 20
 
 class Lightning(Layout):
     name = "lightning"
-    one_file = True
 
     def find(self, tree: Tree, folder: str) -> Findings:
         found: List[Found] = []

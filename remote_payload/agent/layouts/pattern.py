@@ -13,8 +13,6 @@ from remote_payload.agent.verdicts import Torn
 class PatternLayout(Layout):
     """`{step}` stands once for a whole number, `{any}` for the rest of a name. The last name is a file or a folder."""
 
-    one_file = True
-
     def __init__(self, text: str) -> None:
         """Raises AgentError for a pattern without exactly one {step}, or one that leaves the root."""
         self.name = text

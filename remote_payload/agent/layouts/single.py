@@ -20,7 +20,6 @@ KNOWN = (
 
 class SingleFile(Layout):
     name = "single"
-    one_file = True
 
     def find(self, tree: Tree, folder: str) -> Findings:
         files = [entry.name for entry in tree.entries(folder) if entry.kind == "file"]

@@ -14,7 +14,6 @@ _SHARD = re.compile(r".*-[0-9]+-of-[0-9]+\.\w+")
 
 class StepFiles(Layout):
     name = "step-files"
-    one_file = True
 
     def find(self, tree: Tree, folder: str) -> Findings:
         named: Dict[str, Tuple[str, int]] = {}

@@ -15,7 +15,6 @@ KNOWN = ("checkpoint.pt", "checkpoint.pth", "ckpt.pt", "model.pt", "state.pt", "
 
 class StepFolders(NumberedFolders):
     name = "step-folders"
-    one_file = True
     pattern = numbers(r"step[-_=]?N")
     word = "step"
 
