@@ -19,6 +19,8 @@ def ship(
     target: tuple[Connection, Host],
     timeouts: Timeouts,
     on_bytes: Callable[[int, int], None],
+    *,
+    layout: str | None,
 ) -> dict[str, object]:
     """Stream what the job needs of the checkpoint; what arrives is a Checkpoint there, or nothing is.
 
@@ -32,6 +34,7 @@ def ship(
         "model_key": job.model_key,
         "identity": checkpoint.identity,
         "limit_rate": None,
+        "layout": layout,
     }
     with Conversation(source[0], source[1], "send", ask_source, role="train", timeouts=timeouts, bulk=True) as sender:
         announced = next(sender.events())

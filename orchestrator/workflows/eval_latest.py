@@ -294,7 +294,9 @@ def _look_again(scene: Scene, connections: Connections) -> dict[str, Any] | None
 def _ship(scene: Scene, before: dict[str, Any], connections: Connections, listener: Listener) -> dict[str, Any]:
     source = (connections.to(scene.train), scene.train)
     target = (connections.to(scene.evaluate), scene.evaluate)
-    staging.ship(scene.checkpoint, scene.job, source, target, scene.inventory.timeouts, listener.moved)
+    staging.ship(
+        scene.checkpoint, scene.job, source, target, scene.inventory.timeouts, listener.moved, layout=scene.run.layout
+    )
     return training.window("ship", scene.train.name, before, _look_again(scene, connections))
 
 
