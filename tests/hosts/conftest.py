@@ -98,18 +98,22 @@ class TestHosts:
         self._script("down", check=False)
         shutil.rmtree(self.state, ignore_errors=True)
 
-    def _script(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def environment(self) -> dict[str, str]:
+        """What testhosts.sh needs to know which hosts are meant."""
         shared = dict.fromkeys((str(CHECKOUT), sys.prefix, sys.base_prefix))
-        environment = {
+        own = {
             "PATH": SYSTEM_PATH,
             "RF_PREFIX": self.prefix,
             "RF_STATE": str(self.state),
             "RF_NET": self.network,
             "RF_SHARE": ":".join(folder for folder in shared if folder not in ("/usr", "/usr/local")),
         }
+        return {**os.environ, **own}
+
+    def _script(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             ["bash", str(HERE / "testhosts.sh"), *words],
-            env={**os.environ, **environment},
+            env=self.environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
