@@ -47,7 +47,7 @@ class Document:
         self.shown_path = displayed(path)
         self.lines: dict[YamlPath, int] = {}
         self.key_lines: dict[YamlPath, int] = {}
-        self.problems: dict[YamlPath, tuple[int, str]] = {}
+        self.problems: dict[tuple[YamlPath, int], str] = {}
         self._visited = 0
         self.tree = self._value(self._root(self._text(path)), ())
 
@@ -58,11 +58,11 @@ class Document:
             known = known[:-1]
         line = line or self.lines[known]
         where = f"{dotted(path)}: " if path else ""
-        self.problems.setdefault(path, (line, f"{self.shown_path}:{line}: {where}{text}"))
+        self.problems.setdefault((path, line), f"{self.shown_path}:{line}: {where}{text}")
 
     def refusal(self) -> ConfigError:
         """One error that lists the problems in the file's order."""
-        messages = [message for _, message in sorted(self.problems.values(), key=lambda problem: problem[0])]
+        messages = [text for _, text in sorted(self.problems.items(), key=lambda problem: problem[0][1])]
         if len(messages) > SHOWN_PROBLEMS:
             messages[SHOWN_PROBLEMS:] = [f"{self.shown_path}: and {len(messages) - SHOWN_PROBLEMS} more"]
         return ConfigError("\n".join(messages), hint=self.hint)

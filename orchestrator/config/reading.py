@@ -59,7 +59,7 @@ def _note(document: Document, errors: list[ErrorDetails], model: type[Settings])
 
 def _sentence(error: ErrorDetails, path: YamlPath, schema: dict[str, Any]) -> str:
     given = error["input"]
-    if isinstance(given, NoText) and given.tag:
+    if isinstance(given, NoText) and given.tag and error["type"] != "extra_forbidden":
         return f"the YAML tag {quoted(given.tag)} has no meaning here"
     context = error.get("ctx", {})
     words = {
