@@ -49,8 +49,8 @@ def _written(parse: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _schema(title: str, pattern: str = ".", type: str | list[str] = "string", **more: Any) -> WithJsonSchema:
-    return WithJsonSchema({"type": type, "title": title, "pattern": pattern, **more})
+def _schema(title: str, pattern: str = ".", types: str | list[str] = "string", **more: Any) -> WithJsonSchema:
+    return WithJsonSchema({"type": types, "title": title, "pattern": pattern, **more})
 
 
 Item = TypeVar("Item")

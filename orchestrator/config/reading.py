@@ -90,4 +90,4 @@ def _keys(schema: dict[str, Any]) -> list[str]:
 
 
 def _options(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    return [schema, *schema.get("anyOf", ())]
+    return [schema, *schema.get("anyOf", ()), *schema.get("allOf", ())]

@@ -44,7 +44,7 @@ def context(info: ValidationInfo, key: str) -> Any:
 class Settings(BaseModel):
     """Base of all: keys that aren't known are refused, and what isn't needed isn't built."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True, protected_namespaces=())
 
     def given(self) -> dict[str, Any]:
         """What the file holds, without the keys that it leaves out."""
