@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.config.document import displayed, quoted
-from orchestrator.config.kinds import did_you_mean
 from orchestrator.config.load import job_names, load_job
+from orchestrator.config.messages import did_you_mean, displayed, quoted
 from orchestrator.errors import ConfigError
 from orchestrator.model import Host, Inventory, Job, TrainingRun
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.config.document import Document, displayed, quoted
-from orchestrator.config.format import USER_FILE
-from orchestrator.config.kinds import did_you_mean
+from orchestrator.config.messages import did_you_mean, displayed, quoted
+from orchestrator.config.reading import read
+from orchestrator.config.settings import UserFile
 from orchestrator.errors import ConfigError
 from orchestrator.model import Job, ValueSource
 
@@ -45,10 +45,8 @@ def load_user_config(environ: Mapping[str, str] | None = None) -> UserConfig:
     if not path.exists():
         return UserConfig(path=path, commands={})
     _refuse_foreign(path)
-    document = Document(path, "docs/hosts-yaml.md has a section on config.yaml")
-    values = document.read(USER_FILE)
-    document.finish()
-    return UserConfig(path=path, commands=values.get("commands", {}))
+    settings = read(path, UserFile, "docs/hosts-yaml.md has a section on config.yaml")
+    return UserConfig(path=path, commands=settings.commands or {})
 
 
 def resolve_env(

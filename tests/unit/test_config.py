@@ -310,7 +310,10 @@ WRONG = {
         "x-a: &a [1,1,1,1,1,1,1,1,1]\n"
         + "".join(f"x-{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True))
         + "hosts: {a: {roles: *h}}\n",
-        ["hosts.yaml:7: hosts.a.roles[0]: expected train or eval, found a list"],
+        [
+            "hosts.yaml:1: the file unfolds to more than 20000 values or 50 levels: aliases that multiply or contain "
+            "themselves"
+        ],
     ),
     "a merge bomb": (
         "x-a: &a {k: 1}\n"
@@ -336,10 +339,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_inventory_is_refused_with_line_and_path(tmp_path, monkeypatch, case):
     text, expected = WRONG[case]
-    found = refusal(tmp_path, text, monkeypatch)
-    if case == "an alias bomb":
-        found = found[:1]
-    assert found == expected
+    assert refusal(tmp_path, text, monkeypatch) == expected
 
 
 def test_an_unclosed_bracket_is_told_with_its_line(tmp_path, monkeypatch):

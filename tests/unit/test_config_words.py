@@ -7,10 +7,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from orchestrator.config import units, words
-from orchestrator.config.format import DURATION, GPUS, SIZE, TARGET
+from orchestrator.config.kinds import Duration, Gpus, Size, Target
 
+KINDS = [TypeAdapter(kind) for kind in (Size, Duration, Gpus, Target)]
 ANY = st.text(max_size=12)
 NEARLY = st.text(alphabet="0123456789.,-: smhdiKMGTB", max_size=10)
 
@@ -94,12 +96,14 @@ def test_any_text_is_read_or_refused_with_what_was_expected(text):
 
 @given(NEARLY)
 def test_the_schema_accepts_all_that_the_reader_accepts(text):
-    for kind in (SIZE, DURATION, GPUS, TARGET):
+    for kind in KINDS:
         try:
-            kind.parse(text)
+            kind.validate_python(text)
         except ValueError:
             continue
-        patterns = [option["pattern"] for option in kind.schema().get("anyOf", [kind.schema()]) if "pattern" in option]
+        patterns = [
+            option["pattern"] for option in kind.json_schema().get("anyOf", [kind.json_schema()]) if "pattern" in option
+        ]
         assert re.fullmatch(r"[0-9.]+", text) or any(re.search(pattern, text) for pattern in patterns)
 
 
