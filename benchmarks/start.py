@@ -72,7 +72,7 @@ def measure(folder: Path, environment: dict[str, str], rounds: int) -> None:
     (folder / "hosts.yaml").write_text(HOSTS)
     inside = ["bash", str(TESTHOSTS), "net", "laptop"]
     config = environment["ORCH_SSH_CONFIG"]
-    both = f"ssh -F {config} -- root@train true & ssh -F {config} -- root@eval true & wait %1 && wait %2"
+    both = f"ssh -F {config} -- root@train true & a=$!; ssh -F {config} -- root@eval true & wait $! && wait $a"
     orch = [sys.executable, "-c", "from orchestrator.cli import main; main()", "status", "--json"]
     commands: dict[str, Callable[[], float]] = {
         "ssh true on both": lambda: timed([*inside, "bash", "-c", both], environment, folder),
