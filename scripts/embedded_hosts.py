@@ -16,6 +16,8 @@ from typing import Any
 
 import asyncssh
 
+PIECE = 64 * 1024
+
 
 class EmbeddedHosts:
     """Boxes by name below a folder. `config` is an ssh_config that knows them, strictly.
@@ -103,11 +105,37 @@ class EmbeddedHosts:
             env=environment,
             start_new_session=True,
         )
+        assert child.stdin and child.stdout and child.stderr
         self._started.add(child.pid)
+        feeding = asyncio.ensure_future(_feed(process.stdin, child.stdin))
         try:
-            await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+            await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
             status = await child.wait()
-            await process.stdout.drain()
             process.exit(status if status >= 0 else 128 - status)
         finally:
+            feeding.cancel()
             self._started.discard(child.pid)
+
+
+async def _feed(source: asyncssh.SSHReader[bytes], sink: asyncio.StreamWriter) -> None:
+    """The client's bytes to the command's stdin, until either has had enough; a lost client is an EOF."""
+    try:
+        while data := await source.read(PIECE):
+            sink.write(data)
+            await sink.drain()
+    except (OSError, asyncssh.Error):
+        pass
+    finally:
+        sink.close()
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncssh.SSHWriter[bytes]) -> None:
+    """The command's output to the client; once the client is gone it is read and dropped, so the command can end."""
+    gone = False
+    while data := await source.read(PIECE):
+        if not gone:
+            try:
+                sink.write(data)
+                await sink.drain()
+            except (OSError, asyncssh.Error):
+                gone = True
