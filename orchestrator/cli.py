@@ -244,7 +244,7 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
 
         found = call.inventory()
         options = story.Options(**flags)
-        live = Live(console(stderr=True), quiet=as_json)
+        live = Live(console(stderr=not options.dry_run), quiet=as_json)  # of a dry run, the plan is the data
         report = None
         try:
             with call.connections(found) as connections:

@@ -20,7 +20,6 @@ class EvalSide:
     host: Host
     staged: bool
     """whether the checkpoint lies there already, whole"""
-    runs: tuple[Run, ...]
     same_run: Run | None
     """the run with the same key, if there ever was one"""
     disk_free: int

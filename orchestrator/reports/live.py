@@ -29,6 +29,7 @@ class Live:
     """A Listener of eval-latest (see workflows/eval_latest.py). It remembers what it heard: `--json` prints that."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
+        """`console` takes the plan and what follows; `quiet` keeps all of it back."""
         self.plan: Plan | None = None
         self.run: Run | None = None
         self.job: Job | None = None

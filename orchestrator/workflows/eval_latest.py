@@ -228,7 +228,6 @@ def make_plan(scene: Scene, connections: Connections) -> tuple[Plan, tuple[FileD
     side = planning.EvalSide(
         host=scene.evaluate,
         staged=scene.checkpoint.identity in scene.facts.staged,
-        runs=scene.facts.runs,
         same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
         disk_free=int(scene.box["disk"]["free"]),
         memory_available=int(scene.box["memory"]["available"]),
