@@ -30,6 +30,9 @@ NOISE_LIMIT = 1 << 20
 """bytes of login-shell output before the agent's first frame"""
 ERRORS = {"config": ConfigError, "nothing": NothingToEvaluate, "refused": Refused, "transfer": TransferError}
 
+NOT_THERE = ("not found", "no such file", "unknown command")
+"""what login shells say of a program that is not there"""
+
 Role = Literal["train", "eval"]
 
 
@@ -196,7 +199,7 @@ def why_no_agent(host: Host, status: int, said: str) -> dict[str, str]:
     elif "not available" in lowered or "nologin" in lowered:
         message = f"{host.name}: this user may not run commands there (its login shell is nologin)"
         hint = f"try: ssh {host.ssh} true"
-    elif status == 127 or "not found" in lowered or "no such file" in lowered or "unknown command" in lowered:
+    elif "shared librar" not in lowered and (status == 127 or any(word in lowered for word in NOT_THERE)):
         message = f"{host.name}: no {host.python} there"
         hint = f"name one as `python:` of host {host.name} in hosts.yaml; try: ssh {host.ssh} {host.python} --version"
     else:
