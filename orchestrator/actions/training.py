@@ -82,7 +82,8 @@ def _verdict(windows: Sequence[Window]) -> tuple[Verdict, str]:
 
 
 def _identity(sample: Window | None) -> object:
-    return (sample or {}).get("identity")
+    """Of a process that lives: a zombie still has its number, but has ended."""
+    return None if sample is None or sample.get("state") in GONE else sample.get("identity")
 
 
 def _observed(sample: Window | None) -> bool:

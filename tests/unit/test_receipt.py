@@ -60,3 +60,11 @@ def test_a_look_that_could_not_see_the_process_accuses_nobody(state: str | None,
 def test_a_box_that_can_not_be_reached_at_the_end_is_not_observed() -> None:
     found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", None, None)])
     assert found.verdict == "not_observed"
+
+
+@pytest.mark.parametrize(("minute", "verdict"), [(2, "changed"), (70, "ended")])
+def test_a_zombie_between_two_windows_has_ended(minute: int, verdict: str) -> None:
+    """Nobody waited for it, as happens in containers: its number and start are still there, but it trains no more."""
+    dead = sample(minute, state="zombie")
+    found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", dead, dead)])
+    assert found.verdict == verdict
