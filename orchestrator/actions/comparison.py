@@ -25,8 +25,11 @@ def pick(document: Any, path: str | None) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number: true, NaN and infinity are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number: true, NaN and infinity are none, nor is an integer past the range of floats."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def headline(document: Mapping[str, Any] | None, rule: ResultRule) -> Estimate | None:

@@ -25,6 +25,11 @@ EVERY = 10.0
 """seconds between two lines where there is no terminal"""
 
 
+def _count(value: object) -> int | None:
+    """A number from a host's progress file; whatever else an evaluation writes there is no count."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**63 else None
+
+
 class Live:
     """A Listener of eval-latest (see workflows/eval_latest.py). It remembers what it heard: `--json` prints that."""
 
@@ -65,15 +70,12 @@ class Live:
 
     def looked(self, look: Json) -> None:
         progress = look.get("progress") or {}
-        done, total, phase = (
-            progress.get("done"),
-            progress.get("total"),
-            shown(str(progress.get("phase") or "evaluating")),
-        )
-        if self._console.is_terminal and isinstance(done, int | float) and isinstance(total, int | float):
-            self._bar(phase, int(done), int(total), bytes_bar=False)
+        done, total = _count(progress.get("done")), _count(progress.get("total"))
+        phase = shown(str(progress.get("phase") or "evaluating"))
+        if self._console.is_terminal and done is not None and total is not None:
+            self._bar(phase, done, total, bytes_bar=False)
         elif self._due():
-            self._say(f"{look['state']}: {phase} {done or 0}/{total or '?'}")
+            self._say(f"{shown(look['state'])}: {phase} {done or 0}/{total or '?'}")
 
     def warned(self, warning: str) -> None:
         self.warnings.append(warning)

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import stat
 from typing import Optional, Tuple
 
-RESULT_LIMIT = 64 << 20
+RESULT_LIMIT = 32 << 20
+"""bytes of a result; it is brought to the laptop with the other small files of its run (runs.COLLECT_LIMIT)"""
 
 
 def of(folder: str, result: str, status: Optional[int], memory_gone: bool) -> Tuple[str, str]:
@@ -55,7 +57,10 @@ def judge_result(folder: str, name: str) -> Tuple[str, str]:
     try:
         if not os.path.lexists(path) and os.path.isfile(beside):
             os.replace(beside, path)
-        if os.stat(path).st_size > RESULT_LIMIT:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return "failed", "%s is no file" % name
+        if found.st_size > RESULT_LIMIT:
             return "failed", "%s is larger than %d bytes" % (name, RESULT_LIMIT)
         with open(path, "rb") as file:
             if not isinstance(json.loads(file.read().decode("utf-8")), dict):
@@ -63,6 +68,6 @@ def judge_result(folder: str, name: str) -> Tuple[str, str]:
             os.fsync(file.fileno())
     except OSError as error:
         return "failed", "it ended with exit code 0 but left no %s (%s)" % (name, error.strerror)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return "failed", "%s is not JSON: %s" % (name, error)
     return "succeeded", ""

@@ -62,3 +62,8 @@ def test_an_interval_is_the_same_each_time_and_holds_within_the_range(values: li
 @given(st.recursive(st.none() | st.integers(), lambda inner: st.dictionaries(st.text(), inner)), st.text())
 def test_picking_never_fails(value: Any, path: str) -> None:
     pick(value, path)
+
+
+def test_an_integer_past_the_range_of_floats_is_no_number() -> None:
+    assert headline({"score": {"mean": 10**400}}, RULE) is None
+    assert items({"rows": [{"id": "a", "value": -(10**400)}]}, RULE) == {}
