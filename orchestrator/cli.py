@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from orchestrator.model import Drift, Inventory
     from orchestrator.ssh.choose import Connections
 
+BROKEN_PIPE = 141
+"""exit code when the reader of stdout has gone: 128 + SIGPIPE, as shells show it"""
+
 
 @dataclass(kw_only=True)
 class Call:
@@ -37,6 +40,8 @@ class Call:
     verbose: int
     inventory_flag: Path | None
     body: dict[str, Any] = field(default_factory=dict)
+    again: str = ""
+    """what to type to come back to a run that goes on"""
     warnings: list[str] = field(default_factory=list)
 
     def inventory(self) -> Inventory:
@@ -104,7 +109,7 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
         error = Interrupted(
             "interrupted; nothing that runs on a host was stopped", hint="the same command again goes on"
         )
-    except click.ClickException:
+    except (click.ClickException, BrokenPipeError):
         raise
     except Exception as bug:
         error = _bug(bug)
@@ -135,9 +140,37 @@ def _bug(bug: Exception) -> OrchError:
     return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=f"the traceback is in {log}")
 
 
+def main() -> None:
+    """Run the command line; the end of every call."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        status = commands(prog_name="orch", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        _tell_usage(error)
+        status = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        status = Interrupted.code
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    sys.exit(status)
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    error.show()
+    if "--json" in sys.argv:
+        from orchestrator.reports.documents import document
+
+        command = next((word for word in sys.argv[1:] if word in commands.commands), "")
+        click.echo(json.dumps(document(command, {}, (), ConfigError(error.format_message()))))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="orch")
-def main() -> None:
+def commands() -> None:
     """How good is the live training run right now?
 
     orch finds the latest complete checkpoint on the training box, makes the evaluation scripts on the evaluation box
@@ -145,7 +178,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@commands.command()
 @click.argument("run", required=False)
 @common
 def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
@@ -167,7 +200,7 @@ def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None)
             raise report.unreachable[0]
 
 
-@main.command()
+@commands.command()
 @click.argument("run", required=False)
 @common
 def checkpoints(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
@@ -190,7 +223,7 @@ def checkpoints(run: str | None, as_json: bool, verbose: int, inventory: Path | 
             raise NothingToEvaluate(f"{scan.host}: no complete checkpoint under {scan.root}", host=scan.host)
 
 
-@main.command("sync-harness")
+@commands.command("sync-harness")
 @click.argument("job", required=False)
 @click.option("--check", is_flag=True, help="Only compare: exit 0 in sync, 1 differs.")
 @click.option("--yes", is_flag=True, help="Replace files that orch did not put there; they are saved beside first.")
@@ -216,16 +249,17 @@ def sync_harness(
             if check:
                 differs = report.drift.state != "in_sync"
             else:
-                report = story.sync(report, found, connections, _consent(yes))
+                report = story.sync(report, found, connections, _Consent(yes))
                 call.body = sync_body(report.host.name, report.drift, report.pushed)
         if report.pushed and not as_json:
             saved = f"; what was there is saved in {report.pushed.saved}" if report.pushed.saved else ""
-            click.echo(f"pushed {len(report.pushed.paths)} files to {report.host.name}{saved}")
+            count = f"{len(report.pushed.paths)} of {len(report.drift.local.files)} files"
+            click.echo(f"pushed {count} to {report.host.name}{saved}")
     if differs:
         sys.exit(1)
 
 
-@main.command("eval-latest")
+@commands.command("eval-latest")
 @click.argument("run", required=False)
 @click.option("--job", help="Job to run (else the run's own).")
 @click.option("--step", type=int, help="Evaluate the complete checkpoint of this step instead of the latest.")
@@ -248,12 +282,13 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
         report = None
         try:
             with call.connections(found) as connections:
-                report = story.eval_latest(found, options, connections, _consent(options.yes), live)
+                report = story.eval_latest(found, options, connections, _Consent(options.yes), live)
         finally:
             live.close()
             call.warnings += live.warnings
             run, result = (report.run, report.result) if report else (live.run, None)
-            call.body = eval_body(report.plan if report else live.plan, run, result, live.job, live.digests)
+            call.body = eval_body(report.plan if report else live.plan, run, result)
+            call.again = live.again
         if report.result is not None and not as_json:
             from orchestrator.reports.tables import results_table
 
@@ -267,7 +302,7 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
             raise error
 
 
-@main.command()
+@commands.command()
 @click.argument("name")
 def schema(name: str) -> None:
     """JSON Schema of a file (hosts, job) or of a command's document (status, checkpoints ...)."""
@@ -285,14 +320,18 @@ def schema(name: str) -> None:
         click.echo(json.dumps(found, indent=2))
 
 
-def _consent(yes: bool) -> Callable[[Drift, Sequence[FileDiff]], bool]:
+class _Consent:
     """Asks on a terminal; elsewhere only `--yes` consents."""
 
-    def consent(drift: Drift, diffs: Sequence[FileDiff]) -> bool:
-        if yes:
-            return True
-        if not _on_a_terminal():
-            return False
-        return click.confirm("Replace them by yours? (theirs are saved beside first)", default=False, err=True)
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
 
-    return consent
+    @property
+    def possible(self) -> bool:
+        return self._yes or _on_a_terminal()
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        if self._yes or not _on_a_terminal():
+            return self._yes
+        click.echo("Replace them by yours? Theirs are saved beside first. [y/N] ", nl=False, err=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -20,10 +20,12 @@ from remote_payload.agent.errors import AgentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDiff:
-    """How one file differs: unified diff lines, or a sentence where there is nothing to read (binary, mode, extra)."""
+    """How one file differs: unified diff lines, a sentence for a binary file, nothing for one that is new."""
 
     change: FileChange
     lines: tuple[str, ...]
+    size: int
+    """bytes of the local file"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +70,13 @@ def contents(
 def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Iterator[FileDiff]:
     """Each difference, whole files, host's version first. Pure but for reading the local files."""
     for change in found.files:
-        if change.change in ("extra", "mode"):
-            yield FileDiff(change=change, lines=())
-            continue
         path = root / change.path
         ours = path.read_bytes() if path.is_file() else b""
-        yield FileDiff(change=change, lines=tuple(_unified(change.path, theirs.get(change.path) or b"", ours)))
+        if change.change in ("extra", "mode") or (change.change == "added" and change.side == "local"):
+            yield FileDiff(change=change, lines=(), size=len(ours))
+            continue
+        lines = tuple(_unified(change.path, theirs.get(change.path) or b"", ours))
+        yield FileDiff(change=change, lines=lines, size=len(ours))
 
 
 def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -45,18 +46,18 @@ def typed(stage: Stage, answer: str, *words: str) -> tuple[int, str]:
                 break
             said += piece
         if not answered and b"[y/N]" in said:
-            os.write(leader, answer.encode() + b"\n")
+            os.write(leader, answer.encode())
             answered = True
     os.close(leader)
     return process.wait(timeout=10), said.decode(errors="replace")
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 6)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 6), ("\x04", 6), ("\x03", 130)])
 def test_at_a_terminal_the_difference_is_shown_and_consent_asked_for(stage: Stage, answer: str, code: int) -> None:
     status, said = typed(stage, answer, "sync-harness")
     assert "edited on the box" in said and status == code
     mended = "edited on the box" not in (stage.remote_harness / "eval_drafter.py").read_text()
-    assert mended == (answer == "y")
+    assert mended == (code == 0)
 
 
 def other_job(stage: Stage, more: str = "") -> None:
@@ -124,3 +125,81 @@ def test_a_result_that_is_not_json_is_a_failed_evaluation(stage: Stage) -> None:
     report = stage.json("eval-latest", "--job", "other", code=8)
     assert "not JSON" in report["error"]["message"]
     assert json.dumps(report)
+
+
+def test_a_result_without_its_headline_is_a_failed_evaluation_each_time_it_is_asked_for(stage: Stage) -> None:
+    other_job(stage)
+    script = MEASURE.replace("'score'", "'scores'")
+    (stage.project / "other" / "measure.py").write_text(script)
+    for _ in range(2):
+        report = stage.json("eval-latest", "--job", "other", code=8)
+        assert "no number at score" in report["error"]["message"] and "scores" in report["error"]["hint"]
+
+
+def slow_job(stage: Stage) -> None:
+    other_job(stage)
+    (stage.project / "other" / "measure.py").write_text("import time; time.sleep(4)\n" + MEASURE)
+
+
+def new_checkpoint(stage: Stage) -> None:
+    """What a live training does meanwhile: a newer checkpoint, and the older ones rotated away."""
+    checkpoints = stage.train / "checkpoints"
+    torch = pytest.importorskip("torch")
+    saved = torch.load(checkpoints / "step_120" / "checkpoint.pt", weights_only=True)
+    (checkpoints / "step_160").mkdir()
+    torch.save({**saved, "step": 160}, checkpoints / "step_160" / "checkpoint.pt")
+    for step in (40, 80, 120):
+        shutil.rmtree(checkpoints / f"step_{step}")
+
+
+def test_the_same_command_joins_its_run_although_training_has_moved_on(stage: Stage) -> None:
+    slow_job(stage)
+    begun = stage.json("eval-latest", "--job", "other", "--detach")
+    new_checkpoint(stage)
+    joined = stage.json("eval-latest", "--job", "other")
+    assert joined["run"]["id"] == begun["run"]["id"] and joined["run"]["step"] == 120
+    assert "step 160 is newer" in joined["plan"]["actions"][0]["why"]
+    after = stage.orch("eval-latest", "--job", "other")
+    assert [line.split()[0] for line in after.stdout.splitlines()[1:]] == ["120", "160"]
+
+
+def test_a_result_can_be_had_after_its_checkpoint_was_rotated_away(stage: Stage) -> None:
+    slow_job(stage)
+    assert stage.orch("eval-latest", "--job", "other", "--detach").returncode == 0
+    new_checkpoint(stage)
+    report = stage.json("eval-latest", "--job", "other", "--step", "120")
+    assert report["run"]["step"] == 120 and report["result"]["headline"]["value"] > 0
+
+
+def test_a_detached_result_is_brought_home_by_the_next_evaluation(stage: Stage) -> None:
+    other_job(stage)
+    assert stage.orch("eval-latest", "--job", "other", "--detach").returncode == 0
+    exits = stage.evaluate / "orch" / "runs"
+    deadline = time.monotonic() + 30
+    while not any(exits.glob("*/exit.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    new_checkpoint(stage)
+    later = stage.orch("eval-latest", "--job", "other")
+    assert [line.split()[0] for line in later.stdout.splitlines()[1:]] == ["120", "160"]
+
+
+def test_a_secret_that_is_not_set_is_noticed_before_anything_is_done(stage: Stage) -> None:
+    other_job(stage, "env: {TOKEN: {from: env, name: NOT_SET_ANYWHERE}}")
+    assert "NOT_SET_ANYWHERE" in stage.json("eval-latest", "--job", "other", code=2)["error"]["message"]
+    assert not (stage.evaluate / "other").exists() and not (stage.evaluate / "orch" / "runs").exists()
+
+
+def test_a_usage_error_has_its_document_too(stage: Stage) -> None:
+    report = stage.json("eval-latest", "--step", "many", code=2)
+    assert report["command"] == "eval-latest" and "many" in report["error"]["message"]
+
+
+def test_a_reader_that_has_gone_is_no_bug(stage: Stage) -> None:
+    command = [sys.executable, "-c", COMMAND, "schema", "hosts"]
+    process = subprocess.Popen(command, cwd=stage.project, env=stage.variables(), stdout=-1, stderr=-1)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=30) == 141 and said == b""

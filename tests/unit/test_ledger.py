@@ -25,6 +25,8 @@ RESULT = Result(
     digests=Digests(checkpoint="c", harness="h", job="j", data="d"),
     receipt=Receipt(verdict="undisturbed", reasons=("r",), windows=({"doing": "ship"},), limits=("l",)),
     source={"commit": "1"},
+    origin="train:/c",
+    file="r.json",
     ended_at="2026-01-01T00:00:00Z",
     folder=Path("/x"),
 )

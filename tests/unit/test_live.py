@@ -14,6 +14,7 @@ from orchestrator.reports.live import Live
 def screen(progress: Any, *, terminal: bool) -> str:
     out = io.StringIO()
     live = Live(Console(file=out, force_terminal=terminal, color_system=None, width=80), quiet=False)
+    live._said = -1e9  # as if the last line had been long ago
     live.looked({"state": "running", "progress": progress})
     live.close()
     return out.getvalue()
@@ -22,7 +23,8 @@ def screen(progress: Any, *, terminal: bool) -> str:
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1, 10**400, "7", [], {}, None])
 def test_a_count_that_is_none_is_not_shown(number: Any, terminal: bool) -> None:
-    assert "evaluating 0/?" in screen({"done": number, "total": number}, terminal=terminal)
+    said = screen({"done": number, "total": number}, terminal=terminal)
+    assert "running, followed for" in said and "/" not in said
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -47,12 +47,21 @@ SIDE = EvalSide(
 )
 
 
-def plan(drift: Drift = SAME, side: EvalSide = SIDE, job: Job = JOB, allow: bool = False) -> Plan:
-    return make_plan(checkpoint=CHECKPOINT, drift=drift, side=side, job=job, allow_on_training_host=allow, route="r")
+def plan(drift: Drift = SAME, side: EvalSide = SIDE, job: Job = JOB, allow: bool = False, consent: bool = True) -> Plan:
+    return make_plan(
+        checkpoint=CHECKPOINT,
+        drift=drift,
+        side=side,
+        job=job,
+        allow_on_training_host=allow,
+        consent_possible=consent,
+        route="r",
+    )
 
 
 def run(state: str) -> Run:
-    return Run(id="7-abc", job="j", host="box", run="d", step=7, state=state, key="k")  # type: ignore[arg-type]
+    digests = Digests(checkpoint="i7", harness="h", job="j", data="d")
+    return Run(id="7-abc", job="j", host="box", run="d", step=7, state=state, digests=digests, key="k")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -62,10 +71,6 @@ def run(state: str) -> Run:
         (AHEAD, False, None, ["sync", "ship", "launch"]),
         (AHEAD, True, None, ["sync", "launch"]),
         (SAME, True, None, ["launch"]),
-        (SAME, True, "running", ["join"]),
-        (SAME, True, "queued", ["join"]),
-        (SAME, True, "succeeded", ["nothing"]),
-        (AHEAD, False, "succeeded", ["nothing"]),
         (SAME, True, "failed", ["launch"]),
         (SAME, True, "lost", ["launch"]),
     ],
@@ -94,6 +99,13 @@ def test_refusals(side: EvalSide, allow: bool, word: str | None) -> None:
     job = replace(JOB, limits=Limits(memory=1 << 30))
     reasons = [refusal.reason for refusal in plan(side=side, job=job, allow=allow).refused]
     assert (word is None and not reasons) or (len(reasons) == 1 and word is not None and word in reasons[0])
+
+
+def test_drift_that_nobody_could_agree_to_replace_is_refused() -> None:
+    edited = replace(SAME, state="remote_edited")
+    assert plan(edited, consent=True).refused == ()
+    assert plan(edited, consent=False).refused == (drift_refusal(edited, HOST, JOB),)
+    assert plan(AHEAD, consent=False).refused == ()
 
 
 def test_a_drift_refusal_says_what_to_type() -> None:
