@@ -16,12 +16,11 @@ from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {
     "in_sync": "in_sync with the local one",
-    "unknown": "unknown: it differs from the local one, and orch has not synced it before",
+    "unknown": "unknown: not looked at, or it differs and orch has not synced it before",
     "local_ahead": "local_ahead: yours is newer; the next sync brings it there",
     "remote_edited": "remote_edited: it was edited there since the last sync",
     "both": "both: edited here and there since the last sync",
     "absent": "absent: not there yet",
-    "not_seen": "not looked at",
 }
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
