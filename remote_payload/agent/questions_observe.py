@@ -66,10 +66,11 @@ def _answer_into(answers: Dict[str, Any], name: str, part: Callable[[], Any]) ->
 
 
 def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]:
-    from remote_payload.agent.processes import Processes
+    processes = None
+    if any(run.get("process") for run in runs):
+        from remote_payload.agent.processes import Processes
 
-    needs_processes = any(run.get("process") for run in runs)
-    processes = Processes() if needs_processes else None
+        processes = Processes()
     answers: Dict[str, Dict[str, Any]] = {}
     parts: Parts = {}
     for run in runs:

@@ -2,12 +2,14 @@
 
 import os
 import queue
-import subprocess
 import threading
 import time
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
 
 from remote_payload.agent import wire
+
+if TYPE_CHECKING:
+    import subprocess
 
 ENDED_BY_SILENCE = 71
 """exit status when the controller was not heard for `dead` seconds, or closed stdin"""
@@ -66,6 +68,8 @@ class Talk:
 
     def spawn(self, argv: List[str], **options: Any) -> "subprocess.Popen[Any]":
         """A child process that ends with the agent."""
+        import subprocess
+
         child = subprocess.Popen(argv, **options)
         self._children.append(child)
         return child
