@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConnectionLost, HostUnreachable, OrchError
 from orchestrator.model import Host, Timeouts
+from orchestrator.ssh import start
 from orchestrator.ssh.connection import Channel, Completed, command_line
 from orchestrator.ssh.resolve import Settings
 
@@ -108,13 +109,14 @@ class FabricConnection:
             if self._closed:
                 raise ConnectionLost(f"{self.host}: the connection was closed", host=self.host)
             if self._link is None or not self._link.is_connected:
-                from orchestrator.ssh.fabric_link import open_link
-
                 if self._link is not None:
                     self._link.close()
                 self._link = None
                 try:
-                    self._link = open_link(self._settings, self.host, self._timeouts)
+                    begun = start.begin_chain(self._settings, self.host, self._timeouts)
+                    from orchestrator.ssh.fabric_link import open_link  # sshd starts while this takes its time
+
+                    self._link = open_link(self._settings, self.host, self._timeouts, begun)
                 except OrchError as error:
                     error.host = self.host
                     raise
