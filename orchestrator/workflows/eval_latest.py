@@ -14,6 +14,7 @@ from orchestrator import config
 from orchestrator import plan as planning
 from orchestrator.actions import harness, runs, staging, training
 from orchestrator.actions.harness import FileDiff
+from orchestrator.actions.ledger import Ledger
 from orchestrator.answers import Json
 from orchestrator.errors import (
     AuthenticationFailed,
@@ -76,6 +77,7 @@ def eval_latest(
     if plan.refused:
         reasons = "; ".join(refusal.reason for refusal in plan.refused)
         raise Refused(reasons, hint=plan.refused[0].hint, host=scene.evaluate.name)
+    Ledger.at_home().close()  # where the result can't be kept, hours of evaluation had better not begin
     env, secrets = config.resolve_env(scene.job)
     if plan.action("sync") and scene.drift.overwrites_unknown and not consent(scene.drift, diffs):
         refusal = planning.drift_refusal(scene.drift, scene.evaluate, scene.job)
