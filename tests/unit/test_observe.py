@@ -117,3 +117,14 @@ def used_by(argv) -> float:
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return used.ru_utime + used.ru_stime
+
+
+def test_a_digest_that_takes_longer_than_the_patience_is_waited_for(tmp_path, monkeypatch):
+    """A hanging file system is given up after a while; large data that is being read is not."""
+    monkeypatch.setattr(questions_observe, "PATIENCE_S", 0.3)
+    (tmp_path / "h").mkdir()
+    with (tmp_path / "h" / "data").open("wb") as file:
+        file.truncate(2 << 30)
+    asked = {"workdir": str(tmp_path / "w"), "remote": str(tmp_path / "h"), "data": {"d": "data"}, "digest": True}
+    answer = observe_answer({"disk_path": "/", "runs": [], "gpus": False, "eval": asked}, None)
+    assert answer["eval"]["data"]["d"]["bytes"] == 2 << 30
