@@ -276,3 +276,15 @@ def test_extras_are_bounded_and_odd_names_are_shown_escaped(local: Path, tmp_pat
         (remote / f"{number}.txt").touch()
     facts = harness.facts(str(remote), manifest.build(str(local)))
     assert len(facts["extras"]) == 500 and facts["extras_cut"]
+
+
+def test_two_who_planned_the_same_push_both_succeed(local: Path, tmp_path: Path) -> None:
+    """Two commands typed at once: the second finds every file as it wants it."""
+    remote = tmp_path / "eval"
+    push(local, remote)
+    (local / "eval.py").write_text("new")
+    (local / "lib/util.py").unlink()
+    plans = [question(local, remote) for _ in range(2)]
+    answers = [harness.harness_push_answer(args, Line(pieces)) for args, pieces in plans]
+    assert tree(remote) == tree(local) and state(local, remote) == "in_sync"
+    assert [answer["saved"] for answer in answers] == [None, None]
