@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,7 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     """Run a command's body; print its document; turn every ending into its exit code."""
     call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
     error: OrchError | None = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
     try:
         yield call
     except OrchError as caught:

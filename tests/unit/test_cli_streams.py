@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,24 @@ def test_a_bug_is_reported_also_where_its_traceback_can_not_be_kept(tmp_path: Pa
     assert done.returncode == 1
     assert "ZeroDivisionError" in json.loads(done.stdout)["error"]["message"]
     assert "can't be written" in done.stderr
+
+
+def test_sigterm_ends_as_ctrl_c_does_and_the_document_is_printed(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\ntouch started; exec sleep 30\n")
+    slow.chmod(0o755)
+    (tmp_path / "hosts.yaml").write_text(HOSTS.replace(sys.executable, str(slow)))
+    typed = subprocess.Popen(
+        [sys.executable, "-c", "from orchestrator.cli import main; main()", "status", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORCH_HOME": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    typed.send_signal(signal.SIGTERM)
+    out, _ = typed.communicate(timeout=20)
+    assert typed.returncode == 130 and json.loads(out)["error"]["code"] == 130
