@@ -175,4 +175,7 @@ def _gpus(talk: Any) -> Dict[str, Any]:
 def _eval_facts(asked: Dict[str, Any], talk: Any) -> Any:
     from remote_payload.agent import evalbox
 
-    return evalbox.facts(asked, talk)
+    try:
+        return evalbox.facts(asked, talk)
+    except AgentError as error:
+        return {"error": error.message, "hint": error.hint, "kind": error.kind}

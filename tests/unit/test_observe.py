@@ -11,6 +11,9 @@ import time
 import pytest
 from observing import ROOT, Spawner, program, running
 
+from orchestrator.actions import observation
+from orchestrator.errors import ConfigError
+from orchestrator.model import Host
 from orchestrator.ssh import bundle
 from remote_payload.agent import questions_observe, wire
 from remote_payload.agent.questions_observe import observe_answer, together
@@ -128,3 +131,13 @@ def test_a_digest_that_takes_longer_than_the_patience_is_waited_for(tmp_path, mo
     asked = {"workdir": str(tmp_path / "w"), "remote": str(tmp_path / "h"), "data": {"d": "data"}, "digest": True}
     answer = observe_answer({"disk_path": "/", "runs": [], "gpus": False, "eval": asked}, None)
     assert answer["eval"]["data"]["d"]["bytes"] == 2 << 30
+
+
+def test_what_forbids_looking_at_an_evaluation_host_keeps_its_kind_and_hint(tmp_path):
+    (tmp_path / "h").write_text("a file, no folder")
+    asked = {"workdir": str(tmp_path / "w"), "remote": str(tmp_path / "h")}
+    answer = observe_answer({"disk_path": "/", "runs": [], "gpus": False, "eval": asked}, None)
+    assert answer["eval"]["kind"] == "config" and "harness.remote" in answer["eval"]["hint"]
+    host = Host(name="box", ssh="box", roles=frozenset({"eval"}))
+    with pytest.raises(ConfigError, match=r"box: .* is not a folder"):
+        observation.read_answer(host, answer, None)
