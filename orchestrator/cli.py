@@ -6,9 +6,11 @@ Data goes to stdout, everything else to stderr. Heavy imports wait until a comma
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -81,12 +83,13 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console that honours NO_COLOR, TERM=dumb and pipes."""
     from rich.console import Console
 
-    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    stream = sys.stderr if stderr else sys.stdout
+    piped = stream is None or not stream.isatty()
     return Console(stderr=stderr, soft_wrap=piped, width=200 if piped else None)
 
 
 def _on_a_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:
@@ -103,6 +106,7 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     """Run a command's body; print its document; turn every ending into its exit code."""
     call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
     error: OrchError | None = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
     try:
         yield call
     except OrchError as caught:
@@ -113,6 +117,8 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
         )
     except (click.ClickException, BrokenPipeError):
         raise
+    except OSError as failed:
+        error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
     except Exception as bug:
         error = _bug(bug)
     if as_json:
@@ -136,10 +142,15 @@ def _tell(error: OrchError) -> None:
 def _bug(bug: Exception) -> OrchError:
     from orchestrator.actions.ledger import state_folder
 
+    trace = "".join(traceback.format_exception(bug))
     log = state_folder() / "last-bug.txt"
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log.write_text("".join(traceback.format_exception(bug)), encoding="utf-8")
-    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=f"the traceback is in {log}")
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.write_text(trace, encoding="utf-8")
+        hint = f"the traceback is in {log}"
+    except OSError as error:
+        hint = f"{log} can't be written ({error.strerror}), so here is the traceback:\n{trace}"
+    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=hint)
 
 
 def main() -> None:

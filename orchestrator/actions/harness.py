@@ -17,6 +17,9 @@ from orchestrator.ssh.connection import Connection
 from remote_payload.agent import manifest, wire
 from remote_payload.agent.errors import AgentError
 
+DIFF_LINES = 10_000
+"""lines of both versions past which a diff takes seconds, and then minutes"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDiff:
@@ -72,10 +75,13 @@ def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Itera
     for change in found.files:
         path = root / change.path
         ours = path.read_bytes() if path.is_file() else b""
+        old = theirs.get(change.path)
         if change.change in ("extra", "mode") or (change.change == "added" and change.side == "local"):
-            yield FileDiff(change=change, lines=(), size=len(ours))
-            continue
-        lines = tuple(_unified(change.path, theirs.get(change.path) or b"", ours))
+            lines: tuple[str, ...] = ()
+        elif old is None and change.change == "modified":
+            lines = (f"the host's version is too large to show, or a link; {len(ours)} bytes here",)
+        else:
+            lines = tuple(_unified(change.path, old or b"", ours))
         yield FileDiff(change=change, lines=lines, size=len(ours))
 
 
@@ -84,6 +90,9 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
         before, after = (text.decode("utf-8").splitlines(keepends=True) for text in (old, new))
     except UnicodeDecodeError:
         yield f"binary files differ: {len(old)} bytes there, {len(new)} here"
+        return
+    if min(len(before), len(after)) > DIFF_LINES:
+        yield f"too long to compare line by line: {len(before)} lines there, {len(after)} here"
         return
     for line in difflib.unified_diff(before, after, f"host/{name}", f"local/{name}"):
         yield line.rstrip("\n")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import OrchError
+from orchestrator.errors import OrchError, Refused
 from orchestrator.model import Digests, Estimate, Receipt, Result
 
 SCHEMA = 1
@@ -33,9 +33,13 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = folder / "ledger.sqlite3"
-        self._index = sqlite3.connect(file, timeout=10)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._index = sqlite3.connect(file, timeout=10)
+        except (OSError, sqlite3.OperationalError) as error:
+            hint = "set ORCH_HOME to a folder of your own that can be written"
+            raise Refused(f"{folder} can't keep what orch finds: {error}", hint=hint) from None
         try:
             self._prepare(file)
         except sqlite3.DatabaseError as error:
@@ -62,6 +66,10 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the index."""
         self._index.close()
 
     def folder_of(self, host: str, run_id: str) -> Path:
@@ -73,9 +81,11 @@ class Ledger:
         folder = self.folder_of(host, run_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            temporary = folder / f".{_plain(name)}.{os.getpid()}"
+            place = folder.joinpath(*map(_plain, name.split("/")))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            temporary = place.with_name(f".{place.name}.{os.getpid()}")
             temporary.write_bytes(content)
-            temporary.replace(folder / name)
+            temporary.replace(place)
         return folder
 
     def add(self, result: Result) -> None:

@@ -58,7 +58,9 @@ def ship(
             done = 0
             for event in sender.events():
                 if isinstance(event, bytes):
-                    receiver.send(event)
+                    if not receiver.send(event):
+                        receiver.result()  # raises what ended it; the rest is not read from the training box
+                        raise TransferError(f"{target[1].name} stopped taking bytes", host=target[1].name)
                     done += len(event)
                     on_bytes(done, announced["size"])
             receiver.finish_sending()

@@ -76,20 +76,21 @@ class Conversation:
         """A message to the agent. Raises ConnectionLost."""
         self._send_raw(wire.encode_json(dict(message)))
 
-    def send(self, data: bytes) -> None:
-        """A piece of a stream; blocks while the host does not take it."""
-        self._send_raw(wire.encode(wire.DATA, data))
+    def send(self, data: bytes) -> bool:
+        """A piece of a stream; blocks while the host does not take it. False once nobody listens: `result` says why."""
+        return self._send_raw(wire.encode(wire.DATA, data))
 
     def finish_sending(self) -> None:
         """The end of the stream."""
         self._send_raw(wire.encode(wire.END))
 
-    def _send_raw(self, data: bytes) -> None:
+    def _send_raw(self, data: bytes) -> bool:
         try:
             with self._lock:
                 self._channel.write(data)
         except BrokenPipeError:
-            pass  # the agent has ended: what it said last, or its exit status, says why
+            return False  # the agent has ended: what it said last, or its exit status, says why
+        return True
 
     def _send_beats(self) -> None:
         while not self._over.wait(self._timeouts.heartbeat):
@@ -221,8 +222,6 @@ def ask(
 ) -> dict[str, Any]:
     """Put one question and return its answer; `pieces` are sent as a stream behind it."""
     with Conversation(connection, host, question, args, role=role, timeouts=timeouts) as conversation:
-        if pieces is not None:
-            for piece in pieces:
-                conversation.send(piece)
+        if pieces is not None and all(conversation.send(piece) for piece in pieces):
             conversation.finish_sending()
         return conversation.result(on_progress)

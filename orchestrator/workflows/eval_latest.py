@@ -14,8 +14,17 @@ from orchestrator import config
 from orchestrator import plan as planning
 from orchestrator.actions import harness, runs, staging, training
 from orchestrator.actions.harness import FileDiff
+from orchestrator.actions.ledger import Ledger
 from orchestrator.answers import Json
-from orchestrator.errors import ConnectionLost, EvaluationFailed, OrchError, Refused, TrainingDisturbed
+from orchestrator.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    EvaluationFailed,
+    HostUnreachable,
+    OrchError,
+    Refused,
+    TrainingDisturbed,
+)
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
@@ -23,7 +32,7 @@ from orchestrator.workflows.scene import Options, Scene, missing, observe, wante
 from orchestrator.workflows.sync_harness import Consent, differences
 
 RECONNECTS = 30
-"""how often following is taken up again after a lost connection, with growing pauses, before giving up"""
+"""how often in a row a lost connection is taken up again while following, with growing pauses (a quarter of an hour)"""
 __all__ = ["EvalReport", "Listener", "Options", "eval_latest", "failure"]
 
 
@@ -68,6 +77,7 @@ def eval_latest(
     if plan.refused:
         reasons = "; ".join(refusal.reason for refusal in plan.refused)
         raise Refused(reasons, hint=plan.refused[0].hint, host=scene.evaluate.name)
+    Ledger.at_home().close()  # where the result can't be kept, hours of evaluation had better not begin
     env, secrets = config.resolve_env(scene.job)
     if plan.action("sync") and scene.drift.overwrites_unknown and not consent(scene.drift, diffs):
         refusal = planning.drift_refusal(scene.drift, scene.evaluate, scene.job)
@@ -210,22 +220,25 @@ def _finish(scene: Scene, plan: Plan, run: Run, connections: Connections, listen
 
 
 def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener) -> Run:
-    """To the end of the run, taking the connection up again when it is lost."""
-    offset = 0
+    """To the end of the run, taking the connection up again when it is lost, however long the way is gone."""
+    offset = attempt = 0
 
     def looked(look: Json) -> None:
-        nonlocal offset
-        offset = look["offset"]
+        nonlocal offset, attempt
+        offset, attempt = look["offset"], 0
         listener.looked(look)
 
-    for attempt in range(RECONNECTS):
+    while attempt < RECONNECTS:
         try:
             connection = connections.to(scene.evaluate)
             return runs.follow(connection, scene.evaluate, run.id, offset, scene.inventory.timeouts, looked)
-        except ConnectionLost as error:
+        except AuthenticationFailed:
+            raise  # trying again would lock the user out
+        except HostUnreachable as error:
             listener.warned(f"{error.message}; run {run.id} goes on, connecting again")
             connections.forget(scene.evaluate)
             time.sleep(min(2.0**attempt, 30.0) * min(1.0, scene.inventory.timeouts.dead / 15))
+            attempt += 1
     raise ConnectionLost(
         f"{scene.evaluate.name}: lost contact; run {run.id} may still go on there",
         hint=_again(scene, run),

@@ -17,7 +17,8 @@ def of(folder: str, result: str, status: Optional[int], memory_gone: bool) -> Tu
         why = "killed by signal %d (%s)" % (number, _name(number))
         return "failed", why + (": out of memory" if number == signal.SIGKILL and memory_gone else "")
     if code:
-        return "failed", "exit code %s: %s" % (code, last_line(os.path.join(folder, "log")))
+        why = last_line(os.path.join(folder, "log")) or "its log is empty"
+        return "failed", "exit code %s: %s%s" % (code, why, "" if _has_room(folder) else "; the disk is full")
     return judge_result(folder, result)
 
 
@@ -28,6 +29,11 @@ def decode(status: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
+
+
+def _has_room(folder: str) -> bool:
+    disk = os.statvfs(folder)
+    return disk.f_blocks == 0 or disk.f_bavail > 0
 
 
 def _name(number: int) -> str:

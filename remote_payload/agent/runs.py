@@ -145,7 +145,10 @@ def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
     try:
         launcher.start(folder, run_id, secrets)
     except (OSError, AgentError) as error:
-        _write_off(folder, "failed", str(error))
+        try:
+            _write_off(folder, "failed", str(error))
+        except OSError:
+            pass  # a full disk: without that file the run counts as lost
         raise AgentError("run %s did not start: %s" % (run_id, error)) from None
     row = row_of(folder)
     if row is None or row["state"] not in ("running", *TERMINAL):

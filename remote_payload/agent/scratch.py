@@ -29,7 +29,11 @@ def create(parent: str, prefix: str) -> str:
     os.makedirs(parent, exist_ok=True)
     path = os.path.join(parent, "%s-%s" % (prefix, os.urandom(6).hex()))
     os.mkdir(path, 0o700)
-    write_json(os.path.join(path, WRITER), incarnation.record(os.getpid()))
+    try:
+        write_json(os.path.join(path, WRITER), incarnation.record(os.getpid()))
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return path
 
 

@@ -105,9 +105,15 @@ class Talk:
 
     def _next_frame(self) -> Optional[Tuple[bytes, bytes]]:
         try:
-            return wire.read_frame(self._stdin.read)
+            return wire.read_frame(self._some)
         except (wire.WireError, OSError, ValueError):
             return None
+
+    def _some(self, size: int) -> bytes:
+        """A part of a frame: on a slow line a whole one may take longer than the silence that counts as an end."""
+        data: bytes = self._stdin.read1(size)  # type: ignore[attr-defined]
+        self._heard = time.monotonic()
+        return data
 
     def _send_beats(self) -> None:
         while True:

@@ -53,7 +53,20 @@ def test_small_files_are_kept_whole_beside_the_index(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"exit.json": b"{}", "log.tail": b"end"}
 
 
-@pytest.mark.parametrize("name", ["../escape", "a/b", "..", "", "nul\0"])
+def test_a_result_may_lie_in_a_folder(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        folder = ledger.keep_files("box", "7-abc", {"out/deep/r.json": b"{}"})
+    assert (folder / "out" / "deep" / "r.json").read_bytes() == b"{}"
+
+
+def test_a_state_folder_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OrchError, match="can't keep") as caught:
+        Ledger(tmp_path / "file" / "state")
+    assert "ORCH_HOME" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["../escape", "/a", "a//b", "a/../../b", "..", "", "nul\0"])
 def test_a_name_from_a_host_never_leaves_the_runs_folder(tmp_path: Path, name: str) -> None:
     with Ledger(tmp_path) as ledger, pytest.raises(OrchError, match="not a file name"):
         ledger.keep_files("box", "7-abc", {name: b"x"})

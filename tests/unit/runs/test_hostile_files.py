@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalhost import EvalHost, write_files
+from evalhost import EvalHost, wait_until, write_files
 
 from remote_payload.agent import evalbox, harness, manifest, runfolder, runs, staging
 from remote_payload.agent.errors import AgentError
@@ -62,7 +62,7 @@ def test_damaged_files_of_a_run_that_was_killed_leave_it_lost(eval_host: EvalHos
     (folder / "writer.json").unlink()  # it names this process, which lives
     for old in (folder, folder / "heartbeat"):
         os.utime(old, (1, 1))
-    assert eval_host.row(row["id"])["state"] == "lost"
+    wait_until(lambda: eval_host.row(row["id"])["state"] == "lost")  # once the supervisor itself has ended
     runs.progress_of(str(folder))
 
 
