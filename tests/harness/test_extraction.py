@@ -51,7 +51,7 @@ def extract_from(url, bench, out):
 
 
 def test_a_servers_greedy_text_gives_the_same_cache_even_after_a_hiccup(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("completions._PAUSES", (0, 0))
+    monkeypatch.setattr("servers._PAUSES", (0, 0))
     target, requests = load_target(bench.target), []
 
     def answer(request):
