@@ -262,9 +262,10 @@ def _restore_small_parts(model: Any, config: Any, folder: Path) -> None:
         if any(True for _ in part.parameters()):
             raise Refused(f"{folder}: its {name} has weights of its own, which is not supported")
         setattr(model, name, type(part)(config=config))
-    for name, table in model.layers.named_buffers():
-        if name not in model.layers.state_dict() and table.is_meta:
-            raise Refused(f"{folder}: layers.{name} is a table that no file holds, which is not supported")
+    held = model.state_dict()
+    for name, table in model.named_buffers():
+        if name not in held and table.is_meta:
+            raise Refused(f"{folder}: {name} is a table that no file holds, which is not supported")
 
 
 def _put(layer: nn.Module, tensors: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,12 +32,13 @@ def make_venv(folder):
     return python
 
 
-def with_tokenizer(target, folder):
+def with_tokenizer(target, folder, stop_ids):
     """A copy of a target with a tokenizer of made-up words, one per id: the server wants one, the ids don't need it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
     shutil.copytree(target, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stop_ids}))
     words = {f"w{index}": index for index in range(AutoConfig.from_pretrained(target).vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -51,7 +53,7 @@ def serve(python, target, log):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = {
-        "model-path": target,
+        "model-path": target.name,
         "device": "cpu",
         "host": "127.0.0.1",
         "port": port,
@@ -67,7 +69,7 @@ def serve(python, target, log):
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     with open(log, "wb") as stream:
         process = subprocess.Popen(
-            command, stdout=stream, stderr=stream, env=environment, start_new_session=True, cwd=log.parent
+            command, stdout=stream, stderr=stream, env=environment, start_new_session=True, cwd=target.parent
         )
     try:
         yield _ready(f"http://127.0.0.1:{port}", process, log)
