@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def answering(answer, keys=None):
-    """`answer(path, request)` -> (status, JSON); a GET has no request. Yields the address; `keys` takes what was shown."""
+    """`answer(path, request)` -> (status, JSON); a GET has no request. `keys` takes the keys that were shown."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
