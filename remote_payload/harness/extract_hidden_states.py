@@ -112,7 +112,7 @@ def plan(arguments: argparse.Namespace) -> tuple[Extraction, Decoder]:
     prompts = read_prompts(arguments.prompts, arguments.target, arguments.template, arguments.thinking)
     decoder = Decoder(arguments.target, TensorFiles(arguments.target))
     key = key_from(arguments.server_key_from)
-    server = arguments.server and servers.Server(arguments.server, arguments.api, arguments.server_model, key)
+    server = arguments.server and servers.server_at(arguments.server, arguments.api, arguments.server_model, key)
     extraction = Extraction(
         target=arguments.target,
         layer_ids=layer_ids,

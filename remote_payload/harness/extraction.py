@@ -17,6 +17,7 @@ from files import digest_of, read_json, sha256, write_json
 from greedy import NEAR_TIE, Choices, greedy_tokens
 from hidden_states import LayerRun, Reading, plan_for
 from machine import versions
+from memory import size_text
 from progress import Progress
 from prompt_files import PromptSet
 from refusal import Refused
@@ -129,6 +130,7 @@ def read(
         cache.TapFile(growing / _shard(i), len(text), decoder.hidden_size, len(extraction.layer_ids), extraction.dtype)
         for i, text in enumerate(texts)
     ]
+    _check_disk(extraction, decoder, reading.tokens, growing)
     for shard in shards:
         shard.start()
     progress = LayerProgress(growing / "progress.jsonl")
@@ -334,6 +336,18 @@ def _chunk_tokens(file: Path, planned: int) -> int:
     began = read_json(file)["tokens"] if file.exists() else planned
     write_json(file, {"tokens": min(began, planned)})
     return min(began, planned)
+
+
+def _check_disk(extraction: Extraction, decoder: Decoder, tokens: int, growing: Path) -> None:
+    """Refuse to start what the disk can't hold: two files of residuals, the taps, the target's embedding and head."""
+    numbers = tokens * decoder.hidden_size
+    held = sum(file.stat().st_blocks * 512 for file in growing.rglob("*") if file.is_file())
+    taps = numbers * len(extraction.layer_ids) * cache.DTYPES[extraction.dtype].itemsize
+    ends = [decoder.files.places[name] for name in {decoder.embedding_name, decoder.head_name}]
+    needed = 2 * 4 * numbers + taps + sum(place.stop - place.start for place in ends) - held
+    free = shutil.disk_usage(growing).free
+    if needed > free:
+        raise Refused(f"{growing}: {size_text(needed)} are needed there, {size_text(free)} are free")
 
 
 def _known_file(name: str, manifest: dict[str, Any], out: Path) -> str:

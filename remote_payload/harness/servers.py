@@ -7,6 +7,7 @@ import json
 import re
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,6 +78,16 @@ class Server:
 
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
+
+
+def server_at(url: str, api: str, model: str | None, key: str | None) -> Server:
+    """Refuses an address that isn't http, or holds a password: addresses are printed and kept."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.username or parts.password:
+        raise Refused("--server: the address holds a user or password. Give a key with --server-key-from")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise Refused(f"--server {url}: expected an address like http://127.0.0.1:30000")
+    return Server(url, api, model, key)
 
 
 def generate_request(prompt_ids: Sequence[int], count: int, stop_ids: frozenset[int]) -> dict[str, Any]:

@@ -123,6 +123,16 @@ def test_a_key_goes_to_the_server_and_nowhere_else(bench, tmp_path, monkeypatch,
     assert "the environment has no MY_KEY" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "url, sentence", [("http://me:s3cret@127.0.0.1:1", "holds a user or password"), ("127.0.0.1:30000", "like http://")]
+)
+def test_a_server_address_is_an_address_and_no_secret(bench, tmp_path, capsys, url, sentence):
+    options = ["--target", bench.target, "--layers", "0", "--prompts", bench.prompts, "--server", url]
+    assert extract([*map(str, options), "--out", str(tmp_path / "cache")]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and "s3cret" not in err
+
+
 def test_a_batch_gives_the_text_of_each_alone(bench):
     target = load_target(bench.target)
     prompts = [[1, 2, 3], [7], list(range(20, 40))]

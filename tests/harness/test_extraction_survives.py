@@ -7,18 +7,23 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from batching import Chunk
 from cache import load_cache
+from decoder import Decoder
 from extract_hidden_states import main as extract
 from harness_bench import HARNESS, make_target
-from memory import Needs, parse_size, plan_memory, size_text
+from layer_stream import Slots
+from memory import Needs, anonymous_memory, parse_size, plan_memory, size_text
 from refusal import Refused
-from safetensors_reader import encode_header
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors_reader import TensorFiles
+from synthetic import write_target
+from transformers import AutoModelForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 SCRIPT = HARNESS / "extract_hidden_states.py"
 QUIET = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -153,37 +158,15 @@ def test_sizes_are_read_as_people_write_them(text, size):
     assert size_text(1610612736) == "1.50 GiB"
 
 
-def write_wide_target(folder):
-    """600 MB in bfloat16, 1.2 GB in float32: 20 layers that share their numbers, written without holding them."""
-    config = Qwen3Config(
-        vocab_size=2048,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=20,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    config.save_pretrained(folder)
-    with torch.device("meta"):
-        shapes = {name: list(tensor.shape) for name, tensor in Qwen3ForCausalLM(config).state_dict().items()}
-    shapes.pop("lm_head.weight")
-    header, data, offset = {}, [], 0
-    made = {}
-    generator = torch.Generator().manual_seed(0)
-    for name, shape in shapes.items():
-        kind = name.split(".", 3)[-1] if ".layers." in name else name
-        if kind not in made:
-            weights = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02
-            made[kind] = weights.bfloat16().view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + len(made[kind])]}
-        offset += len(made[kind])
-        data.append(made[kind])
-    with open(folder / "model.safetensors", "wb") as stream:
-        stream.write(encode_header(header))
-        stream.writelines(data)
-    return offset
+WIDE = {  # 600 MB in bfloat16, 1.2 GB in float32
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 
 
 def limit_data(size):
@@ -201,7 +184,7 @@ def anonymous_bytes(pid):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_target_several_times_larger_than_the_budget_is_read_within_it(tmp_path):
     """The budget is 250 MB more than the interpreter with its libraries takes; the target 600 MB, 1.2 GB in float32."""
-    size = write_wide_target(tmp_path)
+    size = write_target(tmp_path, **WIDE)
     prompts = write_prompts(tmp_path / "prompts.jsonl", [40, 64, 100], 2048)
     texts = tmp_path / "cache.partial" / "texts"
     texts.mkdir(parents=True)
@@ -232,3 +215,47 @@ def test_a_target_several_times_larger_than_the_budget_is_read_within_it(tmp_pat
     assert size > 600_000_000 and peak < budget
     assert load_cache(tmp_path / "cache").manifest["greedy_check"]["tokens"] == 9
     print(f"peak {peak / 1e6:.0f} MB, interpreter {int(baseline.stdout) / 1e6:.0f} MB, budget {budget / 1e6:.0f} MB")
+
+
+class Sampler(threading.Thread):
+    """The most anonymous memory of this process while it runs."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.peak, self.over = 0, threading.Event()
+
+    def run(self):
+        while not self.over.wait(0.001):
+            self.peak = max(self.peak, anonymous_memory())
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *error):
+        self.over.set()
+        self.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", [0, 1], ids=["linear attention", "full attention"])
+def test_a_chunk_fills_no_more_than_the_plan_says(tmp_path, kind):
+    """Layers of the proportions of a 27B hybrid, an eighth as wide."""
+    sizes = {"hidden_size": 640, "intermediate_size": 2176, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 256}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+    kinds = ["linear_attention", "full_attention"]
+    config = Qwen3_5TextConfig(**sizes, **heads, **linear, layer_types=kinds, pad_token_id=None)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    decoder = Decoder(tmp_path, TensorFiles(tmp_path))
+    chunk = Chunk(0, (500, 512, 512, 512), decoder.packed)
+    rows = torch.randn(sum(chunk.lengths), 640)
+    weights = Slots(decoder, 1).read(kind, 0)
+    with decoder.loaded(kind, weights):
+        before = anonymous_memory()
+        with Sampler() as sampler:
+            out = torch.empty_like(rows)
+            chunk.from_batch(decoder.run(chunk, rows), out)
+    grown, planned = sampler.peak - before, 2048 * decoder.bytes_per_token
+    print(f"{grown / 1e6:.0f} MB of {planned / 1e6:.0f} MB planned")
+    assert grown < planned + (48 << 20)
