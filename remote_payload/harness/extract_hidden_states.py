@@ -27,10 +27,11 @@ from checkpoint_files import read_config
 from completions import key_from
 from decoder import Decoder
 from drafter_config import DrafterConfig, check_taps
-from extraction import Extraction, Means, digest_of_target, extract, rebuild
+from extraction import Extraction, Means, digest_of_target, extract
 from files import read_json
 from machine import require_cpu, set_threads
 from prompt_files import read_prompts
+from rebuilding import rebuild
 from refusal import Refused
 from safetensors_reader import TensorFiles
 

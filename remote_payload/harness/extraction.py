@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import cache
 import completions
 from decoder import Decoder
 from files import digest_of, read_json, sha256, write_json
-from greedy import NEAR_TIE, Choices, greedy_tokens
+from greedy import NEAR_TIE, Choices, greedy_facts, greedy_tokens, not_greedy
 from hidden_states import LayerRun, Reading, plan_for
 from machine import versions
 from memory import size_text
@@ -203,72 +201,13 @@ def finish(
         "template": extraction.prompts.template,
         "template_digest": extraction.prompts.template_digest,
         "thinking": extraction.thinking,
-        "greedy_check": _greedy_facts(entries) if extraction.greedy_check else None,
+        "greedy_check": greedy_facts(entries) if extraction.greedy_check else None,
         "prompts_digest": extraction.prompts.digest,
         "settings": settings,
         "prompts": entries,
         "files": cache.file_facts(growing, names),
     }
     write_json(growing / "manifest.json", manifest)
-
-
-def rebuild(target: Path, out: Path, names: Sequence[str], means: Means) -> str:
-    """Make damaged files of a whole cache again, and nothing else; return the sentence to print.
-
-    A shard's texts are run with those that shared a chunk with it, which gives the same bytes on a like machine. Where
-    it does not, the manifest takes the new digest and says so.
-    """
-    manifest = cache.read_manifest(out)
-    files = TensorFiles(target)
-    if digest_of_target(files) != manifest["target"]["digest"]:
-        raise Refused(f"{target}: is not the target of {out} ({manifest['target']['id']}): their digests differ")
-    decoder = Decoder(target, files)
-    wanted = [_known_file(name, manifest, out) for name in names]
-    if "target.safetensors" in wanted:
-        save_ends(decoder, out / "target.safetensors")
-    shards = [index for index, entry in enumerate(manifest["prompts"]) if entry["shard"] in wanted]
-    if shards:
-        _rebuild_shards(manifest, decoder, shards, out, means)
-    facts = cache.file_facts(out, wanted)
-    changed = [name for name in wanted if facts[name] != manifest["files"][name]]
-    if changed:
-        manifest["files"] |= facts
-        manifest["rebuilt"] = [*manifest.get("rebuilt", []), {"files": changed, **versions()}]
-        write_json(out / "manifest.json", manifest)
-        return (
-            f"{out}: {', '.join(wanted)} made again; not the same bytes for {', '.join(changed)}, the manifest says so"
-        )
-    return f"{out}: {', '.join(wanted)} made again, byte for byte"
-
-
-def _rebuild_shards(manifest: dict[str, Any], decoder: Decoder, shards: list[int], out: Path, means: Means) -> None:
-    texts = tuple(tuple(entry["token_ids"]) for entry in manifest["prompts"])
-    layer_ids = tuple(manifest["target_layer_ids"])
-    plan = plan_for(decoder, texts, means.memory)
-    chunk_tokens = manifest["engine"].get("chunk_tokens", plan.chunk_tokens)
-    reading, kept = Reading(texts, layer_ids, chunk_tokens, decoder.packed).only(shards)
-    growing = {
-        index: cache.TapFile(
-            out / manifest["prompts"][index]["shard"],
-            len(texts[index]),
-            decoder.hidden_size,
-            len(layer_ids),
-            manifest["dtype"],
-        )
-        for index in shards
-    }
-    for shard in growing.values():
-        shard.start()
-
-    def sink(text: int, place: int, rows: Any, durable: bool) -> None:
-        if kept[text] in growing:
-            growing[kept[text]].write(place, rows, durable)
-
-    with tempfile.TemporaryDirectory(prefix=".rebuild-", dir=out) as folder:
-        run = LayerRun(decoder, reading, plan.slots, Path(folder), LayerProgress(None).step)
-        run.run(max(layer_ids), sink)
-    for shard in growing.values():
-        shard.finish()
 
 
 class LayerProgress:
@@ -300,26 +239,11 @@ def clear_away(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def _greedy_facts(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How far the texts are the target's own, and how close its choices were."""
-    margins = [margin for entry in entries for margin in entry["margins"]]
-    cut = [entry for entry in entries if entry["greedy_tokens"] < len(entry["argmax"])]
-    return {
-        "tokens": len(margins),
-        "texts_not_greedy": len(cut),
-        "tokens_not_greedy": sum(map(_not_greedy, entries)),
-        "margins_at_first_mismatch": [entry["margins"][entry["greedy_tokens"]] for entry in cut],
-        "near_ties": sum(margin < NEAR_TIE for margin in margins),
-        "smallest_margin": min(margins, default=None),
-        "median_margin": float(f"{median(margins):.4g}") if margins else None,
-    }
-
-
 def _summary(out: Path, entries: list[dict[str, Any]]) -> str:
     lines = [f"{out}: {len(entries)} texts, {sum(len(entry['argmax']) for entry in entries)} generated tokens"]
-    wrong = sum(map(_not_greedy, entries))
+    wrong = sum(map(not_greedy, entries))
     if all("margins" in entry for entry in entries):
-        facts = _greedy_facts(entries)
+        facts = greedy_facts(entries)
         lines.append(
             f"greedy check: median margin {facts['median_margin']}, smallest {facts['smallest_margin']:.2g}, "
             f"{facts['near_ties']} below {NEAR_TIE:g}"
@@ -350,13 +274,6 @@ def _check_disk(extraction: Extraction, decoder: Decoder, tokens: int, growing: 
         raise Refused(f"{growing}: {size_text(needed)} are needed there, {size_text(free)} are free")
 
 
-def _known_file(name: str, manifest: dict[str, Any], out: Path) -> str:
-    for known in manifest["files"]:
-        if name in (known, Path(known).name, Path(known).stem):
-            return str(known)
-    raise Refused(f"{out}/manifest.json: knows no file {name}")
-
-
 def _check_ids(prompts: PromptSet, vocab_size: int) -> None:
     beyond = [each.id for each in prompts.prompts if max(each.token_ids) >= vocab_size]
     if beyond:
@@ -368,12 +285,6 @@ def _check_same(found: Any, wanted: dict[str, Any], where: Path) -> None:
     different = [key for key in wanted if found.get(key) != wanted[key]]
     if different:
         raise Refused(f"{where}: was made with another {', '.join(different)}. Remove it or choose another --out")
-
-
-def _not_greedy(entry: dict[str, Any]) -> int:
-    """How many tokens of a completion are not the target's choice in the pass that read the hidden states."""
-    produced = entry["token_ids"][entry["prompt_length"] :]
-    return sum(token != choice for token, choice in zip(produced, entry["argmax"], strict=True))
 
 
 def _shard(index: int) -> str:

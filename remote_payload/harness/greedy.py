@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
 import torch
 from decoder import Decoder
@@ -64,3 +66,24 @@ def greedy_tokens(produced: Sequence[int], chosen: Sequence[int]) -> int:
         if token != choice:
             return place
     return len(produced)
+
+
+def greedy_facts(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far the texts are the target's own, and how close its choices were."""
+    margins = [margin for entry in entries for margin in entry["margins"]]
+    cut = [entry for entry in entries if entry["greedy_tokens"] < len(entry["argmax"])]
+    return {
+        "tokens": len(margins),
+        "texts_not_greedy": len(cut),
+        "tokens_not_greedy": sum(map(not_greedy, entries)),
+        "margins_at_first_mismatch": [entry["margins"][entry["greedy_tokens"]] for entry in cut],
+        "near_ties": sum(margin < NEAR_TIE for margin in margins),
+        "smallest_margin": min(margins, default=None),
+        "median_margin": float(f"{median(margins):.4g}") if margins else None,
+    }
+
+
+def not_greedy(entry: dict[str, Any]) -> int:
+    """How many tokens of a completion are not the target's choice in the pass that read the hidden states."""
+    produced = entry["token_ids"][entry["prompt_length"] :]
+    return sum(token != choice for token, choice in zip(produced, entry["argmax"], strict=True))
