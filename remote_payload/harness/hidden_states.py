@@ -88,7 +88,7 @@ class LayerRun:
             for index, weights in layers:
                 began = time.monotonic()
                 with self._decoder.loaded(index, weights):
-                    self._through_layer(index, (through + 1) * len(self._chunks))
+                    self._through_layer(index, len(indices) * len(self._chunks))
                 durable = time.monotonic() - began > _DURABLE_AFTER
                 self._tap(index, sink, durable)
                 self._residuals.advance(durable)
