@@ -21,6 +21,7 @@ from acceptance import Text
 from drafter_config import DrafterConfig, check_taps
 from files import open_safetensors, read_json, sha256
 from refusal import Refused
+from safetensors.torch import save_file
 from safetensors_reader import encode_header
 from target import TargetEnds, load_stored_ends
 from torch import Tensor
@@ -177,6 +178,26 @@ def _inside(name: str, folder: Path) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts:
         raise Refused(f"{folder}/manifest.json: names the file {name}, outside the cache")
     return path
+
+
+def save_ends(ends: TargetEnds, file: Path) -> None:
+    """Store embedding and head as they are; a tied head is not stored twice."""
+    tensors = {"embed_tokens.weight": ends.embedding_VH.contiguous()}
+    if not ends.tied:
+        tensors["lm_head.weight"] = ends.head_VH.contiguous()
+    _save_whole(tensors, file)
+
+
+def save_taps(taps_SK: Tensor, file: Path, dtype: str) -> None:
+    """Store the taps of one text that is in memory; the file is there when it is whole."""
+    _save_whole({"taps": taps_SK.to(DTYPES[dtype]).contiguous()}, file)
+
+
+def _save_whole(tensors: dict[str, Tensor], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp")
+    save_file(tensors, temporary)
+    temporary.replace(file)
 
 
 class TapFile:

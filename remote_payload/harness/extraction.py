@@ -86,7 +86,7 @@ def extract(extraction: Extraction, decoder: Decoder, out: Path, means: Means) -
     write_json(growing / "settings.json", extraction.settings)
     texts = complete(extraction, decoder, growing, means)
     entries, facts = read(extraction, decoder, texts, growing, means)
-    save_ends(decoder, growing / "target.safetensors")
+    copy_ends(decoder, growing / "target.safetensors")
     finish(extraction, decoder, entries, facts, growing)
     growing.rename(out)
     clear_away(out)
@@ -223,8 +223,8 @@ class LayerProgress:
         self._of[phase].step(phase, what)
 
 
-def save_ends(decoder: Decoder, file: Path) -> None:
-    """Store the target's embedding and head as they are; a tied head is not stored twice."""
+def copy_ends(decoder: Decoder, file: Path) -> None:
+    """Copy the target's embedding and head to the cache as they are; a tied head is not stored twice."""
     tensors = [(decoder.embedding_name, "embed_tokens.weight")]
     if not decoder.tied:
         tensors.append((decoder.head_name, "lm_head.weight"))

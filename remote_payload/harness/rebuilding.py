@@ -9,7 +9,7 @@ from typing import Any
 
 import cache
 from decoder import Decoder
-from extraction import LayerProgress, Means, digest_of_target, save_ends
+from extraction import LayerProgress, Means, copy_ends, digest_of_target
 from files import write_json
 from hidden_states import LayerRun, Reading, plan_for
 from machine import versions
@@ -30,7 +30,7 @@ def rebuild(target: Path, out: Path, names: Sequence[str], means: Means) -> str:
     decoder = Decoder(target, files)
     wanted = [_known_file(name, manifest, out) for name in names]
     if "target.safetensors" in wanted:
-        save_ends(decoder, out / "target.safetensors")
+        copy_ends(decoder, out / "target.safetensors")
     shards = [index for index, entry in enumerate(manifest["prompts"]) if entry["shard"] in wanted]
     if shards:
         _rebuild_shards(manifest, decoder, shards, out, means)
