@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from orchestrator.ssh.local import LocalConnection
 
 from orchestrator.errors import ConfigError, RemotePythonError
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.agent import ask, why_no_agent
+from orchestrator.ssh.local import LocalConnection
 from remote_payload.agent import wire
 
 ROOT = Path(__file__).parent.parent.parent
