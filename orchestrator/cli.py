@@ -112,9 +112,8 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     except OrchError as caught:
         error = caught
     except KeyboardInterrupt:
-        error = Interrupted(
-            "interrupted; nothing that runs on a host was stopped", hint="the same command again goes on"
-        )
+        hint = f"to come back: {call.again}" if call.again else "the same command again goes on"
+        error = Interrupted("interrupted; nothing that runs on a host was stopped", hint=hint)
     except (click.ClickException, BrokenPipeError):
         raise
     except OSError as failed:
