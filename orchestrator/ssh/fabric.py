@@ -97,7 +97,7 @@ class FabricConnection:
         try:
             from orchestrator.ssh.fabric_channel import FabricChannel
 
-            channel = self._session(self._live_link(), line)
+            channel = self._started(line)
             return FabricChannel(self.host, argv, channel, self._places.release, stderr_limit=stderr_limit)
         except BaseException:
             self._places.release()
@@ -122,24 +122,14 @@ class FabricConnection:
                     raise
             return self._link
 
-    def _session(self, link: Link, line: str) -> paramiko.Channel:
-        """A channel that runs `line`. Waits, with jitter, while sshd refuses one (MaxSessions)."""
+    def _started(self, line: str) -> paramiko.Channel:
+        """A channel that runs `line`. Only what has not begun is tried again."""
         import paramiko
 
-        until = time.monotonic() + self._timeouts.connect
-        while True:
-            try:
-                channel: paramiko.Channel = link.transport.open_session(timeout=self._timeouts.connect)
-                break
-            except (paramiko.SSHException, EOFError, OSError):
-                # of several that are refused at once, paramiko gives only one thread the reason
-                delay = random.uniform(0.05, 0.4)
-                if not link.is_connected:
-                    raise self._lost() from None
-                if time.monotonic() + delay > until:
-                    refused = f"{self.host}: sshd refuses another session (MaxSessions)"
-                    raise HostUnreachable(refused, host=self.host) from None
-                time.sleep(delay)
+        link = self._live_link()
+        channel = self._session(link) or self._session(link := self._live_link())  # the first link was just dying
+        if channel is None:
+            raise self._lost()
         try:
             channel.exec_command(line)
         except (paramiko.SSHException, EOFError, OSError):
@@ -147,6 +137,24 @@ class FabricConnection:
                 raise HostUnreachable(f"{self.host}: sshd refuses to run commands", host=self.host) from None
             raise self._lost() from None
         return channel
+
+    def _session(self, link: Link) -> paramiko.Channel | None:
+        """A new channel; None on a link that is gone. Waits, with jitter, while sshd refuses one (MaxSessions)."""
+        import paramiko
+
+        until = time.monotonic() + self._timeouts.connect
+        while True:
+            try:
+                return link.transport.open_session(timeout=self._timeouts.connect)
+            except (paramiko.SSHException, EOFError, OSError):
+                # of several that are refused at once, paramiko gives only one thread the reason
+                delay = random.uniform(0.05, 0.4)
+                if not link.is_connected:
+                    return None
+                if time.monotonic() + delay > until:
+                    refused = f"{self.host}: sshd refuses another session (MaxSessions)"
+                    raise HostUnreachable(refused, host=self.host) from None
+                time.sleep(delay)
 
     def _lost(self) -> ConnectionLost:
         text = f"{self.host}: connection lost, result unknown"

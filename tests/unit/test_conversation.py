@@ -16,7 +16,7 @@ from orchestrator.ssh.local import LocalConnection
 from remote_payload.agent import wire
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUTS = Timeouts(heartbeat=0.2, dead=3.0, agent_dead=1.0)
+TIMEOUTS = Timeouts(heartbeat=0.5, dead=20.0, agent_dead=20.0)
 
 
 def host(python: str = sys.executable) -> Host:
