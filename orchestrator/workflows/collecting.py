@@ -30,7 +30,8 @@ def look_again(scene: Scene, connections: Connections) -> dict[str, Any] | None:
 def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[dict[str, Any]] = ()) -> Result | None:
     """The result of a run that has ended; None for one that did not succeed, whose files are kept all the same.
 
-    `looks` are windows of this command between those that the run's spec holds and now. Raises EvaluationFailed where the result file is missing, no JSON object, or lacks the headline.
+    `looks` are windows of this command between those that the run's spec holds and now. Raises EvaluationFailed where
+    the result file is missing, no JSON object, or lacks the headline.
     """
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
