@@ -17,7 +17,6 @@ import pytest
 from world import Stage
 
 COMMAND = "from orchestrator.cli import main; main()"
-OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # so that Ctrl-C reaches it
 OTHER_JOB = """\
 harness: {{local: other, remote: {remote}/other}}
 command: ["{{python}}", measure.py, "{{checkpoint}}", "{{result}}"]
@@ -31,7 +30,7 @@ def typed(stage: Stage, answer: str, *words: str) -> tuple[int, str]:
     """Type a command at a real terminal and answer its question."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", OWN_TERMINAL + COMMAND, *words],
+        [sys.executable, "-c", COMMAND, *words],
         cwd=stage.project,
         env=stage.variables(TERM="xterm"),
         stdin=follower,
