@@ -54,6 +54,7 @@ class Conversation:
         self._timeouts = timeouts
         self._channel: Channel = connection.open(bundle.start_argv(host.python), bulk=bulk)
         self._buffer = bytearray()
+        self._until: float | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._send_raw(bundle.preamble())
@@ -121,8 +122,11 @@ class Conversation:
                     self.answer = self._open(message)
                     return
 
-    def result(self, on_progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-        """The answer, once all else has been heard."""
+    def result(
+        self, on_progress: Callable[[dict[str, Any]], None] | None = None, *, within: float | None = None
+    ) -> dict[str, Any]:
+        """The answer, once all else has been heard. Raises ConnectionLost after `within` seconds, beats or not."""
+        self._until = None if within is None else time.monotonic() + within
         for event in self.events():
             if on_progress and isinstance(event, dict):
                 on_progress(event)
@@ -138,6 +142,9 @@ class Conversation:
         raise ERRORS.get(error["kind"], OrchError)(error["message"], hint=error["hint"], host=self._host.name)
 
     def _frame(self) -> tuple[bytes, bytes]:
+        if self._until is not None and time.monotonic() > self._until:
+            message = f"{self._host.name}: the agent lives but gave no answer within timeouts.question"
+            raise ConnectionLost(message, hint="raise it in hosts.yaml, or see what hangs there", host=self._host.name)
         try:
             frame = wire.read_frame(self._read)
         except wire.WireError as error:
@@ -224,4 +231,4 @@ def ask(
     with Conversation(connection, host, question, args, role=role, timeouts=timeouts) as conversation:
         if pieces is not None and all(conversation.send(piece) for piece in pieces):
             conversation.finish_sending()
-        return conversation.result(on_progress)
+        return conversation.result(on_progress, within=timeouts.question)

@@ -21,7 +21,7 @@ RECENT = 600.0
 """seconds since the last write during which a second look is worth waiting for"""
 PAUSE = 0.15
 """seconds between the two looks at an unproven checkpoint"""
-OLDER = 0.3
+OLDER = 1.0
 """seconds spent on proving checkpoints older than the latest"""
 LISTED = 1000
 """candidates in an answer"""

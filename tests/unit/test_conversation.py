@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError, RemotePythonError
+from orchestrator.errors import ConfigError, ConnectionLost, RemotePythonError
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.agent import ask, why_no_agent
 from orchestrator.ssh.local import LocalConnection
@@ -141,3 +141,15 @@ def test_on_a_training_box_the_kernel_lets_no_file_grow(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "File too large" in run.stderr
     assert (tmp_path / "f").stat().st_size == 0
+
+
+def test_an_agent_that_lives_but_does_not_answer_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    fifo = tmp_path / "pid"
+    os.mkfifo(fifo)  # opening it to read waits until somebody writes: a file system that hangs
+    slow = Timeouts(heartbeat=0.3, dead=20.0, agent_dead=20.0, question=2.0)
+    run = {"name": "r", "process": {"pidfile": str(fifo)}, "log": None, "progress": None, "source": None}
+    args = {"disk_path": "/", "runs": [{**run, "checkpoints": None}], "gpus": False, "sample": False, "eval": None}
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match="no answer within"):
+        ask(LocalConnection(host(), slow), host(), "observe", args, role="eval", timeouts=slow)
+    assert time.monotonic() - began < 10
