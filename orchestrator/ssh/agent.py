@@ -19,6 +19,7 @@ from orchestrator.errors import (
     OrchError,
     Refused,
     RemotePythonError,
+    TornCheckpoint,
     TransferError,
 )
 from orchestrator.model import Host, Timeouts
@@ -28,7 +29,13 @@ from remote_payload.agent import wire
 
 NOISE_LIMIT = 1 << 20
 """bytes of login-shell output before the agent's first frame"""
-ERRORS = {"config": ConfigError, "nothing": NothingToEvaluate, "refused": Refused, "transfer": TransferError}
+ERRORS = {
+    "config": ConfigError,
+    "nothing": NothingToEvaluate,
+    "refused": Refused,
+    "transfer": TransferError,
+    "torn": TornCheckpoint,
+}
 
 Role = Literal["train", "eval"]
 

@@ -29,6 +29,14 @@ class Inflow:
             self.taken += len(part)
             yield part
 
+    def read(self, size: int) -> memoryview:
+        """Up to `size` of the next bytes; nothing at the stream's end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
+        part, self._rest = self._rest[:size], self._rest[size:]
+        self.taken += len(part)
+        return part
+
     def finish(self) -> None:
         """Take the stream's end. Raises AgentError where more came than was announced."""
         more = len(self._rest) + sum(len(piece) for piece in self._pieces)

@@ -19,7 +19,7 @@ from remote_payload.agent.talk import Talk
 QUESTIONS = {
     "observe": ("questions_observe", "observe_answer", False),
     "scan": ("questions_checkpoints", "scan_answer", False),
-    "send": ("questions_checkpoints", "send_answer", False),
+    "send": ("sending", "send_answer", False),
     "harness_read": ("harness", "harness_read_answer", False),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
