@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Run, ValueSource
+from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Route, Run, ValueSource
 
 RESERVE = 256 * 2**20
 """bytes kept free on the evaluation host's disk beside what is shipped"""
@@ -38,7 +38,7 @@ def make_plan(
     side: EvalSide,
     job: Job,
     allow_on_training_host: bool,
-    route: str,
+    routes: tuple[Route, ...],
 ) -> Plan:
     """What eval-latest will do for this checkpoint, in order, and what forbids it."""
     same = side.same_run
@@ -53,11 +53,16 @@ def make_plan(
     if not side.staged:
         what = "its weights" if job.ship == "model" else "the whole file: opened by the harness as it is"
         why = f"step {checkpoint.step} is not on {side.host.name} yet; {what}"
-        actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=route))
+        actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=_route(routes)))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
-    return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused)
+    return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
+
+
+def _route(routes: tuple[Route, ...]) -> str:
+    """The first of the ways, and what it means for everybody on it."""
+    return f"{routes[0].kind}: {routes[0].why}" if routes else ""
 
 
 def _already(run: Run) -> Action:
@@ -92,7 +97,8 @@ def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_trai
     if side.trains and not allow_on_training_host:
         hint = "name another host with --host, or allow it with --allow-on-training-host"
         refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))
-    needed = 0 if side.staged else checkpoint.ship_bytes + RESERVE
+    keep_free = RESERVE if side.host.keep_free is None else side.host.keep_free
+    needed = 0 if side.staged else checkpoint.ship_bytes + keep_free
     if side.disk_free < needed:
         reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
         refused.append(Refusal(reason=reason, hint=f"free space on {name}, or name another workdir in hosts.yaml"))

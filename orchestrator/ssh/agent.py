@@ -24,7 +24,7 @@ from orchestrator.errors import (
 )
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh import bundle
-from orchestrator.ssh.connection import Channel, Connection
+from orchestrator.ssh.connection import Channel, Connection, Opener
 from remote_payload.agent import wire
 
 NOISE_LIMIT = 1 << 20
@@ -45,7 +45,7 @@ class Conversation:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Opener,
         host: Host,
         question: str,
         args: Mapping[str, Any],

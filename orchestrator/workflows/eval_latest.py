@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator import config
+from orchestrator import config, routes
 from orchestrator import plan as planning
 from orchestrator.actions import comparison, harness, runs, staging, training
 from orchestrator.actions.harness import FileDiff
@@ -41,6 +41,7 @@ from orchestrator.model import (
     Receipt,
     Refusal,
     Result,
+    Route,
     Run,
     Scan,
     TrainingRun,
@@ -132,7 +133,7 @@ def eval_latest(
     if plan.action("sync"):
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, inventory.timeouts)
     if plan.action("ship"):
-        windows.append(_ship(scene, before, connections, listener))
+        windows.append(_ship(scene, plan, before, connections, listener))
     run = _launch(scene, windows, connections)
     listener.started(run, scene.job, scene.digests)
     if options.detach:
@@ -241,13 +242,30 @@ def make_plan(scene: Scene, connections: Connections) -> tuple[Plan, tuple[FileD
         side=side,
         job=scene.job,
         allow_on_training_host=scene.options.allow_on_training_host,
-        route=staging.ROUTE,
+        routes=() if side.staged else _routes(scene, connections),
     )
     diffs: tuple[FileDiff, ...] = ()
     if plan.action("sync"):
         connection = connections.to(scene.evaluate)
         diffs = differences(connection, scene.evaluate, scene.job, scene.drift, scene.inventory)
     return plan, diffs
+
+
+def _ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
+    source = staging.End(connection=connections.to(scene.train), host=scene.train, role="train")
+    return source, staging.End(connection=connections.to(scene.evaluate), host=scene.evaluate, role="eval")
+
+
+def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
+    """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
+    transfer = scene.run.transfer or scene.inventory.transfer
+    source, target = _ends(scene, connections)
+    ways = staging.ways(source, target, transfer, scene.inventory.timeouts)
+    choice, why_not = routes.choose(transfer, ways, scene.run.limit_rate)
+    if not choice:
+        hint = "transfer: auto in hosts.yaml takes what there is"
+        raise Refused(f"no way to ship: {'; '.join(why_not)}", hint=hint, host=scene.evaluate.name)
+    return choice
 
 
 def _with_consent(scene: Scene, plan: Plan, diffs: tuple[FileDiff, ...], consent: Consent) -> Plan:
@@ -291,11 +309,21 @@ def _look_again(scene: Scene, connections: Connections) -> dict[str, Any] | None
     return _sample(scene, outcome.value) if outcome.value is not None else None
 
 
-def _ship(scene: Scene, before: dict[str, Any], connections: Connections, listener: Listener) -> dict[str, Any]:
-    source = (connections.to(scene.train), scene.train)
-    target = (connections.to(scene.evaluate), scene.evaluate)
+def _ship(
+    scene: Scene, plan: Plan, before: dict[str, Any], connections: Connections, listener: Listener
+) -> dict[str, Any]:
+    source, target = _ends(scene, connections)
     staging.ship(
-        scene.checkpoint, scene.job, source, target, scene.inventory.timeouts, listener.moved, layout=scene.run.layout
+        scene.checkpoint,
+        scene.job,
+        source,
+        target,
+        scene.inventory.timeouts,
+        listener.moved,
+        listener.warned,
+        choice=plan.routes,
+        layout=scene.run.layout,
+        limit_rate=scene.run.limit_rate,
     )
     return training.window("ship", scene.train.name, before, _look_again(scene, connections))
 

@@ -23,6 +23,8 @@ QUESTIONS = {
     "harness_read": ("harness", "harness_read_answer", False),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
+    "reach": ("reach", "reach_answer", False),
+    "hold": ("reach", "hold_answer", False),
     "launch": ("runs", "launch_answer", True),
     "follow": ("runs", "follow_answer", False),
     "collect": ("runs", "collect_answer", False),
@@ -48,6 +50,11 @@ def serve(stdin: BinaryIO, bundle: str) -> None:
 
 def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
     try:
+        credentials = request["args"].pop("credentials", None)
+        if credentials is not None:
+            from remote_payload.agent.credentials import keep
+
+            keep(credentials["key"], credentials["known_hosts"])  # before files can't grow any more, see there
         if request["role"] == "train":
             _stay_harmless()
         module, function, writes = QUESTIONS[request["question"]]

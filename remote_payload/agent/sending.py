@@ -53,6 +53,10 @@ def send_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 def way_of(asked: Dict[str, Any], talk: Any) -> "Way":
     """The connections that a message asks for."""
+    if asked.get("kind") == "ssh":
+        from remote_payload.agent import sshlanes
+
+        return Way(sshlanes.open_lanes(asked, talk))
     return Way([Relay(talk)])
 
 

@@ -7,11 +7,12 @@ the sender sent, do checkpoint.json and then the folder's name appear.
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from remote_payload.agent import chunks, incoming, scratch
+from remote_payload.agent import authorizedkeys, chunks, incoming, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import steps
 from remote_payload.agent.incoming import Incoming
@@ -74,12 +75,13 @@ def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """Take a checkpoint in.
 
     args {"workdir", "identity", "files": [{"path", "size"}], "chunk", "plan", "meta": {"step", "source", "entry"?},
-    "keep_free"?, "door"?}: `plan` is equal for shipments whose chunks hold the same bytes, `entry` is the file that
+    "keep_free"?, "keys"?, "door"?}: `plan` is equal for shipments whose chunks hold the same bytes, `entry` is the file that
     stands for the checkpoint on a command line, "" for its folder. Answers {"already": true, "path"} at once where it
-    is staged; else says progress {"ready": {"missing": ranges, "door": ...}}. Each message {"round": "relay"} or
-    {"round": "lanes"} takes chunks and says progress {"missing": ranges}; a message {"sent": account} ends it, with
-    the answer {"already": false, "path", "bytes"}. Progress {"received": bytes, "total"} is said meanwhile.
-    With `door` chunks come through connections of their own, see doors.py.
+    is staged; else says progress {"ready": {"missing": ranges, "have": bytes}}. Each message {"round": "relay"}
+    or {"round": "lanes"} takes chunks and says progress {"missing": ranges}; a message {"sent": account} ends it,
+    with the answer {"already": false, "path", "bytes"}. Progress {"received": bytes, "total"} is said meanwhile.
+    `keys` allows to touch authorized_keys: what killed attempts left there is removed. With `door` chunks may come through connections of their own (doors.py), which the message {"open": addresses}
+    lets in; progress {"opened": {"line"} or {"error"}} answers it.
 
     Raises AgentError: refused (no room, no permission, somebody else receives it), transfer (bytes missing or other
     than the sender's). What has come by then is kept, and a later call for the same plan goes on from there.
@@ -96,6 +98,8 @@ def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
         scratch.sweep(parent, ".removed")
+        if args.get("keys"):
+            _sweep_keys()
         with incoming.held(arriving):
             if record_of(args["workdir"], args["identity"]):
                 shutil.rmtree(arriving, ignore_errors=True)
@@ -112,6 +116,14 @@ def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         outcome = "%d of %d bytes are kept there, and the same command goes on with them" % (kept, total)
         raise unwritable(parent, error, outcome) from None
     return {"already": False, "path": final, "bytes": total}
+
+
+def _sweep_keys() -> None:
+    """Lines that a killed attempt left in authorized_keys; they admit nobody any more."""
+    try:
+        authorizedkeys.sweep()
+    except AgentError as problem:
+        print(problem.message, file=sys.stderr)
 
 
 def _need_room(parent: str, arriving: str, args: Dict[str, Any]) -> None:
@@ -140,13 +152,28 @@ def _allocated(folder: str) -> int:
 def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> None:
     """Take chunks, round by round, until the controller says what was sent. Raises AgentError, OSError."""
     tell = _teller(coming, talk)
-    talk.progress({"ready": {"missing": coming.missing(), "have": coming.have}})
-    while True:
-        message = talk.message()
-        if "sent" in message:
-            break
-        _take_relayed(coming, talk, tell)
-        talk.progress({"missing": coming.missing(), "received": coming.have, "total": coming.bytes})
+    doors = None
+    if args.get("door"):
+        from remote_payload.agent.doors import Doors
+
+        doors = Doors(args["door"], coming, tell, talk)
+    try:
+        talk.progress({"ready": {"missing": coming.missing(), "have": coming.have}})
+        while True:
+            message = talk.message()
+            if "sent" in message:
+                break
+            if "open" in message:
+                talk.progress({"opened": doors.open(message["open"]) if doors else {"error": "no key was named"}})
+                continue
+            if message["round"] == "relay":
+                _take_relayed(coming, talk, tell)
+            elif doors is not None:
+                doors.wait()
+            talk.progress({"missing": coming.missing(), "received": coming.have, "total": coming.bytes})
+    finally:
+        if doors is not None:
+            doors.close()
     missing = coming.missing()
     if missing:
         raise AgentError("%d bytes did not come" % (coming.bytes - coming.have), "run the command again", "transfer")

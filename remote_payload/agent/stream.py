@@ -284,7 +284,7 @@ def _wanted(units: Iterable[Unit], ranges: Sequence[Tuple[int, int]]) -> Iterato
 
 
 def _cut(at: int, pieces: Iterator[bytes], ranges: List[Tuple[int, int]]) -> Iterator[Tuple[int, memoryview]]:
-    """Those parts of pieces that begin at `at` and lie in the ranges; all pieces are taken, so that CRCs are checked."""
+    """Those parts of pieces from `at` on that lie in the ranges; all pieces are taken, so that CRCs are checked."""
     for piece in pieces:
         view, end = memoryview(piece), at + len(piece)
         for start, stop in ranges:
