@@ -296,6 +296,27 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What lies in an evaluation host's work folder: a checkpoint, or a shipment of one that has not ended."""
+
+    host: str
+    identity: str
+    step: int | None
+    bytes: int
+    path: str
+    source: str
+    """host:root/path that it came from"""
+    staged_at: str | None
+    whole: bool
+    used_by: tuple[str, ...]
+    """ids of the runs that are queued or running on it"""
+    removed: bool = False
+    """by `clean`, or would be"""
+    why: str = ""
+    """why `clean` leaves it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
     """One difference between two harness folders, in three-way terms."""
 

@@ -20,6 +20,8 @@ class EvalSide:
     host: Host
     staged: bool
     """whether the checkpoint lies there already, whole"""
+    arriving: int
+    """bytes on its disk that an earlier shipment of the checkpoint holds already"""
     runs: tuple[Run, ...]
     same_run: Run | None
     """the run with the same key, if there ever was one"""
@@ -52,7 +54,8 @@ def make_plan(
         actions.append(Action(do="sync", why=_drift_reason(drift, side.host), bytes=_push_bytes(drift)))
     if not side.staged:
         what = "its weights" if job.ship == "model" else "the whole file: opened by the harness as it is"
-        why = f"step {checkpoint.step} is not on {side.host.name} yet; {what}"
+        where = "is partly" if side.arriving else "is not"
+        why = f"step {checkpoint.step} {where} on {side.host.name} yet; {what}"
         actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=_route(routes)))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
@@ -98,10 +101,10 @@ def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_trai
         hint = "name another host with --host, or allow it with --allow-on-training-host"
         refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))
     keep_free = RESERVE if side.host.keep_free is None else side.host.keep_free
-    needed = 0 if side.staged else checkpoint.ship_bytes + keep_free
+    needed = 0 if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + keep_free
     if side.disk_free < needed:
         reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
-        refused.append(Refusal(reason=reason, hint=f"free space on {name}, or name another workdir in hosts.yaml"))
+        refused.append(Refusal(reason=reason, hint=f"orch clean --host {name}, or name another workdir in hosts.yaml"))
     if job.limits.memory is not None and side.memory_available < job.limits.memory:
         reason = f"{name}: {side.memory_available} bytes of memory available, the job asks for {job.limits.memory}"
         refused.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))

@@ -7,12 +7,12 @@ on where it ended, whichever way it goes: from box to box, through a tunnel of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import routes
-from orchestrator.errors import OrchError, TransferError
+from orchestrator.errors import OrchError, TornCheckpoint, TransferError
 from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts, TransferName
 from orchestrator.ssh import resolve
 from orchestrator.ssh.agent import Conversation, Role, ask
@@ -127,7 +127,11 @@ def ship(
             if ready is None:
                 return announced  # somebody else has brought it meanwhile
             shipment = _Shipment(source, target, sender, receiver, heard, timeouts)
-            shipment.bring(ready["missing"], choice, on_trouble)
+            try:
+                shipment.bring(ready["missing"], choice, on_trouble)
+            except TornCheckpoint:
+                shipment.drop()
+                raise
             sender.tell({"missing": []})
             account = sender.result()
             receiver.tell({"sent": account["sent"]})
@@ -188,6 +192,13 @@ class _Shipment:
         if missing:
             raise TransferError(f"{choice[-1].kind if choice else 'transfer'}: {trouble}", hint="run the command again")
 
+    def drop(self) -> None:
+        """Let the receiver forget what came: it is no checkpoint."""
+        self.receiver.tell({"drop": True})
+        with suppress(OrchError):
+            while self.heard.expect("answer") is None:
+                pass
+
     @contextmanager
     def _opened(self, route: Route) -> Iterator[dict[str, Any]]:
         """The route made ready: what the sender needs to know of it. Raises _NoWay."""
@@ -244,14 +255,16 @@ class _Shipment:
     def _relayed(self, missing: list[list[int]]) -> dict[str, Any]:
         self.receiver.tell({"round": "relay"})
         self.sender.tell({"missing": missing, "way": {"kind": "relay"}})
-        for event in self.sender.events():
-            self.heard.check()
-            if isinstance(event, bytes):
-                self.receiver.send(event)
-            elif "round" in event:
-                self.receiver.finish_sending()
-                ended: dict[str, Any] = event["round"]
-                return ended
+        try:
+            for event in self.sender.events():
+                self.heard.check()
+                if isinstance(event, bytes):
+                    self.receiver.send(event)
+                elif "round" in event:
+                    ended: dict[str, Any] = event["round"]
+                    return ended
+        finally:
+            self.receiver.finish_sending()
         raise TransferError("the sender ended before the shipment", host=self.source.name)
 
 

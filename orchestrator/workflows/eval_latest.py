@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from orchestrator import config, routes
 from orchestrator import plan as planning
-from orchestrator.actions import comparison, harness, runs, staging, training
+from orchestrator.actions import comparison, harness, runs, staging, torn, training
 from orchestrator.actions.harness import FileDiff
-from orchestrator.actions.ledger import Ledger
+from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.actions.observation import EvalFacts, HostFacts
 from orchestrator.answers import Json
 from orchestrator.errors import (
@@ -27,6 +27,7 @@ from orchestrator.errors import (
     NothingToEvaluate,
     OrchError,
     Refused,
+    TornCheckpoint,
     TrainingDisturbed,
 )
 from orchestrator.model import (
@@ -113,11 +114,22 @@ class Scene:
 def eval_latest(
     inventory: Inventory, options: Options, connections: Connections, consent: Consent, listener: Listener
 ) -> EvalReport:
-    """Evaluate the latest complete checkpoint of a run (or `step`).
+    """Evaluate the latest complete checkpoint of a run (or `step`); one that shipping finds torn is passed over.
 
     Raises NothingToEvaluate, Refused, HostUnreachable, TransferError, EvaluationFailed, TrainingDisturbed.
     """
-    scene = observe(inventory, options, connections, listener)
+    while True:
+        scene = observe(inventory, options, connections, listener)
+        try:
+            return _evaluate(scene, connections, consent, listener)
+        except TornCheckpoint as error:
+            torn.remember(state_folder(), scene.checkpoint, error.message)
+            listener.warned(f"step {scene.checkpoint.step} is {error.message}; looking for the next older one")
+
+
+def _evaluate(scene: Scene, connections: Connections, consent: Consent, listener: Listener) -> EvalReport:
+    """The steps after observing. Raises TornCheckpoint where a record of the checkpoint does not fit its CRC."""
+    inventory, options = scene.inventory, scene.options
     before = _sample(scene, scene.train_facts)
     plan, diffs = make_plan(scene, connections)
     listener.planned(plan, scene.drift, diffs, scene.scan)
@@ -229,6 +241,7 @@ def make_plan(scene: Scene, connections: Connections) -> tuple[Plan, tuple[FileD
     side = planning.EvalSide(
         host=scene.evaluate,
         staged=scene.checkpoint.identity in scene.facts.staged,
+        arriving=scene.facts.arriving.get(scene.checkpoint.identity, 0),
         runs=scene.facts.runs,
         same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
         disk_free=int(scene.box["disk"]["free"]),

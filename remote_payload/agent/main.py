@@ -23,6 +23,8 @@ QUESTIONS = {
     "harness_read": ("harness", "harness_read_answer", False),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
+    "staged": ("retention", "staged_answer", False),
+    "clean": ("retention", "clean_answer", True),
     "reach": ("reach", "reach_answer", False),
     "hold": ("reach", "hold_answer", False),
     "launch": ("runs", "launch_answer", True),

@@ -71,17 +71,30 @@ def staged(workdir: str) -> List[Dict[str, Any]]:
     return found
 
 
+def arriving(workdir: str) -> List[Dict[str, Any]]:
+    """Shipments that have not ended: [{"identity", "bytes" on the disk, "path"}]. Nothing is written."""
+    parent = parent_of(workdir)
+    names = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+    found = []
+    for name in names:
+        if name.startswith(incoming.PREFIX):
+            place = os.path.join(parent, name)
+            found.append({"identity": name[len(incoming.PREFIX) :], "bytes": allocated(place), "path": place})
+    return found
+
+
 def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """Take a checkpoint in.
 
     args {"workdir", "identity", "files": [{"path", "size"}], "chunk", "plan", "meta": {"step", "source", "entry"?},
-    "keep_free"?, "keys"?, "door"?}: `plan` is equal for shipments whose chunks hold the same bytes, `entry` is the file that
-    stands for the checkpoint on a command line, "" for its folder. Answers {"already": true, "path"} at once where it
-    is staged; else says progress {"ready": {"missing": ranges, "have": bytes}}. Each message {"round": "relay"}
-    or {"round": "lanes"} takes chunks and says progress {"missing": ranges}; a message {"sent": account} ends it,
-    with the answer {"already": false, "path", "bytes"}. Progress {"received": bytes, "total"} is said meanwhile.
-    `keys` allows to touch authorized_keys: what killed attempts left there is removed. With `door` chunks may come through connections of their own (doors.py), which the message {"open": addresses}
-    lets in; progress {"opened": {"line"} or {"error"}} answers it.
+    "keep_free"?, "keys"?, "door"?}: `plan` is equal for shipments whose chunks hold the same bytes, `entry` is the
+    file that stands for the checkpoint on a command line, "" for its folder. Answers {"already": true, "path"} at once
+    where it is staged; else says progress {"ready": {"missing": ranges, "have": bytes}}. Each message {"round":
+    "relay"} or {"round": "lanes"} takes chunks and says progress {"missing": ranges}; a message {"sent": account} ends
+    it, with the answer {"already": false, "path", "bytes"}; {"drop": true} ends it with nothing kept. Progress
+    {"received": bytes, "total"} is said meanwhile. `keys` allows to touch authorized_keys: what killed attempts left
+    there is removed. With `door` chunks may come through connections of their own (doors.py), which the message
+    {"open": addresses} lets in; progress {"opened": {"line"} or {"error"}} answers it.
 
     Raises AgentError: refused (no room, no permission, somebody else receives it), transfer (bytes missing or other
     than the sender's). What has come by then is kept, and a later call for the same plan goes on from there.
@@ -107,7 +120,9 @@ def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
             _need_room(parent, arriving, args)
             coming = Incoming(arriving, args["files"], args["plan"], args["chunk"])
             try:
-                _receive(coming, args, talk)
+                if not _receive(coming, args, talk):
+                    shutil.rmtree(arriving, ignore_errors=True)
+                    return {"already": False, "path": "", "bytes": 0}
                 _finish(coming, final, args)
             finally:
                 kept = coming.have
@@ -131,7 +146,7 @@ def _need_room(parent: str, arriving: str, args: Dict[str, Any]) -> None:
     disk = os.statvfs(parent)
     free = disk.f_bavail * disk.f_frsize
     keep = RESERVE + total // 50 if args.get("keep_free") is None else int(args["keep_free"])
-    needed = max(0, total - _allocated(arriving)) + keep
+    needed = max(0, total - allocated(arriving)) + keep
     if free < needed:
         raise AgentError(
             "%s: %d bytes free, %d needed (%d of the checkpoint, %d to stay free)"
@@ -143,14 +158,17 @@ def _need_room(parent: str, arriving: str, args: Dict[str, Any]) -> None:
         raise AgentError("%s: %d inodes free, %d needed" % (parent, disk.f_favail, files + 8), kind="refused")
 
 
-def _allocated(folder: str) -> int:
+def allocated(folder: str) -> int:
     """Bytes on the disk that an earlier attempt holds already."""
     places = [os.path.join(base, name) for base, _, names in os.walk(folder) for name in names]
     return sum(os.lstat(place).st_blocks * 512 for place in places if os.path.lexists(place))
 
 
-def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> None:
-    """Take chunks, round by round, until the controller says what was sent. Raises AgentError, OSError."""
+def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> bool:
+    """Take chunks, round by round, until the controller says what was sent, or that none of it is wanted (False).
+
+    Raises AgentError, OSError.
+    """
     tell = _teller(coming, talk)
     doors = None
     if args.get("door"):
@@ -163,6 +181,8 @@ def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> None:
             message = talk.message()
             if "sent" in message:
                 break
+            if "drop" in message:
+                return False
             if "open" in message:
                 talk.progress({"opened": doors.open(message["open"]) if doors else {"error": "no key was named"}})
                 continue
@@ -179,6 +199,7 @@ def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> None:
         raise AgentError("%d bytes did not come" % (coming.bytes - coming.have), "run the command again", "transfer")
     if not coming.agrees(message["sent"]):
         raise AgentError("other bytes arrived than were sent", "run the command again", kind="transfer")
+    return True
 
 
 def _take_relayed(coming: Incoming, talk: Any, tell: Callable[[], None]) -> None:

@@ -72,7 +72,7 @@ def test_of_a_damaged_stream_the_good_chunks_are_kept_and_the_rest_is_asked_for_
     args, line = question(tmp_path)
     whole = list(line.pieces)
     line.pieces = damaged(kind, whole)
-    with pytest.raises(AgentError, match="did not come|no shipment") as raised:
+    with pytest.raises(AgentError, match=r"did not come|no shipment") as raised:
         staging.receive_answer(args, line)
     assert raised.value.kind == "transfer" and staging.staged(str(tmp_path)) == []
     args, line = question(tmp_path)
