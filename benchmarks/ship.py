@@ -2,7 +2,9 @@
 
 Real OpenSSH hosts in network namespaces (root and Linux), disks in memory. Each round runs orch, scp, rsync and one
 ssh stream one after the other, in turn; ratios are taken within a round. What orch's time counts: asking both boxes
-for the way, proving, reading with CRC, hashing at both ends, up to the rename. Default: a fifth of the sizes of --full.
+for the way, proving, reading with CRC, hashing at both ends, up to the rename. All senders run at the lowest priority,
+as orch always does there: on an idle machine that changes nothing, on a busy one it keeps the comparison fair.
+Default: a fifth of the sizes of --full.
 """
 
 from __future__ import annotations
@@ -45,6 +47,13 @@ model, whole, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 layers = {f"layers.{i}.weight": torch.randn(model // 24 // 2, dtype=torch.bfloat16) for i in range(24)}
 rest = {f"exp_avg.{i}": torch.randn((whole - model) // 16 // 4) for i in range(16)}
 torch.save({"model": layers, "optimizer": rest, "step": 1}, path)
+"""
+QUIETLY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from remote_payload.agent.quiet import be_quiet
+be_quiet()
+os.execvp("bash", ["bash", "-c", sys.argv[2]])
 """
 JOB = Job(name="bench", path=Path("bench.yaml"), harness_local=Path(), harness_remote="eval", command=("true",))
 T = Timeouts()
@@ -90,10 +99,10 @@ class Bench:
         self.hosts.sh("eval", "rm -rf /root/orch /root/copy*")
 
     def from_train(self, command: str) -> float:
-        """Seconds of a command typed on the training box."""
+        """Seconds of a command on the training box, at the priority that orch gives itself there."""
         self.forget()
         began = time.perf_counter()
-        self.hosts.sh("train", command)
+        self.hosts.sh("train", shlex.join([sys.executable, "-I", "-B", "-c", QUIETLY, str(ROOT), command]))
         return time.perf_counter() - began
 
     def orch(self) -> float:
@@ -121,8 +130,7 @@ def against(bench: Bench, rounds: int) -> list[str]:
         "orch": bench.orch,
         "cat | ssh gcm, model": lambda: bench.from_train(f"cat {model} | {bench.ssh} {gcm} {eval_host} 'cat > copy'"),
         "the same, hashed at both ends": lambda: bench.from_train(
-            f"bash -c 'cat {model} | tee >({sha} >/dev/null) | {bench.ssh} {gcm} {eval_host}"
-            f' "bash -c \\"tee >({sha} >/dev/null) > copy\\""\''
+            f"cat {model} | tee >({sha} >/dev/null) | {bench.ssh} {gcm} {eval_host} 'tee >({sha} >/dev/null) > copy'"
         ),
         "scp, model": lambda: bench.from_train(f"{scp} {model} {eval_host}:copy"),
         "rsync -a, model": lambda: bench.from_train(f"{rsync} {model} {eval_host}:copy"),
@@ -164,7 +172,7 @@ def over_a_wan(bench: Bench, wanproxy: Path, rounds: int) -> list[str]:
     proxy = subprocess.Popen(script, env=bench.hosts.environment(), stdin=subprocess.DEVNULL)
     config = bench.folder / "wan_config"
     far_host = ("Host evalwan", f"HostName {here}", "Port 2222", "User root", "HostKeyAlias eval")
-    config.write_text("\n".join(far_host) + "\n" + bench.hosts.config.read_text())
+    config.write_text(bench.hosts.config.read_text() + "\n".join(far_host) + "\n")
     direct_config = os.environ["ORCH_SSH_CONFIG"]
     os.environ["ORCH_SSH_CONFIG"] = str(config)
     far = replace(bench, evaluate=replace(bench.evaluate, ssh="evalwan"))

@@ -14,8 +14,6 @@ WINDOW = 2_000_000
 LINK = 125e6
 """bytes a second that several connections together are meant to reach: a gigabit"""
 MOST_LANES = 8
-TUNNELS = 2
-"""connections of this machine to the training box, each for two of the shipment's own"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +26,14 @@ class Ways:
     """the training box's answer to `reach`"""
     from_target: Mapping[str, Any]
     """the evaluation host's answer to `reach`"""
-    place: tuple[str, int] | None
-    """the evaluation host's sshd as this machine reaches it; None where that is not over TCP"""
     straight: bool
     """whether this machine reaches it without a jump host or a ProxyCommand"""
     openssh: bool
     """whether there is an `ssh` on this machine"""
     trusted: bool
     """whether this machine knows a plain host key of it"""
+    tunnels: int
+    """connections that a tunnel is made of; each carries two of the shipment's own"""
 
 
 def choose(transfer: TransferName, ways: Ways, limit_rate: int | None) -> tuple[tuple[Route, ...], tuple[str, ...]]:
@@ -99,7 +97,7 @@ def _tunnel(ways: Ways) -> Route | str:
         return reason
     if not ways.openssh:
         return "there is no ssh on this machine"
-    if not ways.straight or ways.place is None:
+    if not ways.straight:
         return f"{ways.target.name} is behind a jump host"
     came_from = list(ways.from_target.get("connection", ()))
     if not came_from:
@@ -109,7 +107,7 @@ def _tunnel(ways: Ways) -> Route | str:
         kind="tunnel",
         why=f"{what}; {_normal_priority(ways.source)}; {_key_notice(ways)}",
         source=came_from[0],
-        lanes=2 * TUNNELS,
+        lanes=2 * ways.tunnels,
     )
 
 

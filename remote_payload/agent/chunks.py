@@ -6,7 +6,7 @@ No chunk spans two files. A chunk crosses as a frame: its number, its size, its 
 import hashlib
 import json
 import struct
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 CHUNK = 2 * 1024 * 1024
 """bytes. Eight connections with a chunk each, the one that is being read and two that wait stay below 64 MB"""
@@ -15,6 +15,7 @@ _HEAD = struct.Struct(">4sII")
 _MARK = b"orC1"
 Ranges = List[List[int]]
 """first and last number of each run of chunks; what crosses the wire instead of a long list"""
+ReadInto = Callable[[memoryview], int]
 
 
 class BadFrame(Exception):
@@ -94,31 +95,37 @@ def frame(index: int, data: memoryview) -> Tuple[bytes, bytes]:
     return _HEAD.pack(_MARK, index, len(data)), hashlib.sha256(data).digest()
 
 
-def read_frame(read: Callable[[int], Union[bytes, memoryview]]) -> Optional[Tuple[int, bytearray, bytes]]:
-    """The next (number, bytes, their sha256 as the sender said) from a raw reader; None at the end.
+class Frames:
+    """The chunks that come over one connection, through one buffer."""
 
-    Raises BadFrame for anything else, an end inside a chunk too.
-    """
-    head = exactly(read, _HEAD.size)
-    if not head:
-        return None
-    mark, index, size = _HEAD.unpack(head)
-    if mark != _MARK or size > CHUNK:
-        raise BadFrame("not a chunk: %r" % bytes(head))
-    data, digest = exactly(read, size), exactly(read, DIGEST)
-    if len(data) != size or len(digest) != DIGEST:
-        raise BadFrame("it ended inside a chunk")
-    return index, data, bytes(digest)
+    def __init__(self, into: ReadInto) -> None:
+        """`into` fills a buffer as far as it can and returns how many bytes that were, 0 at the connection's end."""
+        self._into = into
+        self._buffer = memoryview(bytearray(CHUNK))
 
+    def __iter__(self) -> Iterator[Tuple[int, memoryview, bytes]]:
+        """(number, bytes, their sha256 as the sender said), the bytes good until the next one is taken.
 
-def exactly(read: Callable[[int], Union[bytes, memoryview]], size: int) -> bytearray:
-    """`size` bytes; nothing at a clean end. Raises BadFrame at an end inside."""
-    data = bytearray()
-    while len(data) < size:
-        part = read(min(size - len(data), 1024 * 1024))
-        if not part:
-            if data:
+        Raises BadFrame for what is no chunk, an end inside a chunk too.
+        """
+        head, digest = bytearray(_HEAD.size), bytearray(DIGEST)
+        while self._fill(memoryview(head), may_end=True):
+            mark, number, size = _HEAD.unpack(head)
+            if mark != _MARK or size > CHUNK:
+                raise BadFrame("not a chunk: %r" % bytes(head))
+            data = self._buffer[:size]
+            self._fill(data)
+            self._fill(memoryview(digest))
+            yield number, data, bytes(digest)
+
+    def _fill(self, view: memoryview, may_end: bool = False) -> bool:
+        """Fill the whole of it. False at an end before its first byte, where that may be."""
+        size = len(view)
+        while view:
+            count = self._into(view)
+            if not count:
+                if may_end and len(view) == size:
+                    return False
                 raise BadFrame("it ended inside a chunk")
-            return data
-        data += part
-    return data
+            view = view[count:]
+        return True

@@ -6,6 +6,7 @@ only this user's processes, and wait until it is done. So there is one writer, a
 """
 
 import array
+import fcntl
 import os
 import socket
 import struct
@@ -17,6 +18,8 @@ from remote_payload.agent import authorizedkeys, chunks
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.incoming import Incoming
 
+_F_SETPIPE_SZ = 1031
+_PIPE = 1 << 20
 MOST = 16
 """connections at once"""
 DRAIN = 2.0
@@ -117,9 +120,12 @@ class Doors:
                 os.close(stream)
 
     def _take(self, stream: int) -> None:
-        while self._problem is None:
-            found = chunks.read_frame(lambda size: os.read(stream, size))
-            if found is None:
+        try:
+            fcntl.fcntl(stream, _F_SETPIPE_SZ, _PIPE)
+        except OSError:
+            pass  # not a pipe, or more than this user may have: smaller reads work too
+        for found in chunks.Frames(lambda buffer: os.readv(stream, [buffer])):
+            if self._problem is not None:
                 return
             self._coming.take(*found)
             self._tell()

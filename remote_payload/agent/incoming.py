@@ -109,7 +109,7 @@ class Incoming:
 
     # -- what comes ----------------------------------------------------------------------------------------------
 
-    def take(self, index: int, data: bytearray, digest: bytes) -> bool:
+    def take(self, index: int, data: memoryview, digest: bytes) -> bool:
         """Write a chunk that hashes to what its sender said; False for one that doesn't, which stays missing.
 
         Safe to call from several threads. Raises OSError, AgentError where another attempt has taken over.
@@ -127,10 +127,10 @@ class Incoming:
             self._digests[index] = self._came[index] = digest
         return True
 
-    def _write(self, chunk: Chunk, data: bytearray) -> None:
+    def _write(self, chunk: Chunk, data: memoryview) -> None:
         descriptor = os.open(os.path.join(self.files, chunk.path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            view, at = memoryview(data), chunk.at
+            view, at = data, chunk.at
             while view:
                 written = os.pwrite(descriptor, view, at)
                 view, at = view[written:], at + written

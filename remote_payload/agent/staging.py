@@ -205,10 +205,7 @@ def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> bool:
 def _take_relayed(coming: Incoming, talk: Any, tell: Callable[[], None]) -> None:
     inflow = Inflow(talk.received())
     try:
-        while True:
-            found = chunks.read_frame(inflow.read)
-            if found is None:
-                return
+        for found in chunks.Frames(inflow.into):
             coming.take(*found)
             tell()
     except chunks.BadFrame as problem:

@@ -18,10 +18,10 @@ ALL = Ways(
     target=EVAL,
     from_source={"ssh": "/usr/bin/ssh", "memory_files": True, "places": [REACHED]},
     from_target={"connection": ["192.0.2.9", "50000", "10.0.0.2", "22"]},
-    place=("10.0.0.2", 22),
     straight=True,
     openssh=True,
     trusted=True,
+    tunnels=2,
 )
 
 

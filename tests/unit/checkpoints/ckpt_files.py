@@ -98,12 +98,10 @@ class Listener:
 
     def chunks(self) -> dict[int, bytes]:
         """Number -> bytes of the chunks that came, each fitting its hash."""
-        inflow = Inflow(self.pieces)
         found = {}
-        while (got := chunks.read_frame(inflow.read)) is not None:
-            index, data, digest = got
+        for number, data, digest in chunks.Frames(Inflow(self.pieces).into):
             assert hashlib.sha256(data).digest() == digest
-            found[index] = bytes(data)
+            found[number] = bytes(data)
         return found
 
 

@@ -86,9 +86,7 @@ def test_of_a_damaged_stream_the_good_chunks_are_kept_and_the_rest_is_asked_for_
 
 def sent_of(pieces: list[bytes]) -> dict[str, Any]:
     """What a sender says that put just these chunks on the way."""
-    inflow, digests = Inflow(pieces), {}
-    while (got := chunks.read_frame(inflow.read)) is not None:
-        digests[got[0]] = got[2]
+    digests = {number: digest for number, _, digest in chunks.Frames(Inflow(pieces).into)}
     return {"chunks": chunks.to_ranges(sorted(digests)), "tree": chunks.tree(digests[i] for i in sorted(digests))}
 
 
@@ -152,7 +150,7 @@ def test_a_writer_of_an_earlier_attempt_can_do_no_harm(tmp_path: Path) -> None:
     arriving = tmp_path / "checkpoints" / ".incoming-id-1"
     arriving.mkdir(parents=True)
     stale = Incoming(str(arriving), args["files"], args["plan"], args["chunk"])
-    index, data, digest = chunks.read_frame(Inflow(line.pieces[:1]).read) or (0, bytearray(), b"")
+    index, data, digest = next(iter(chunks.Frames(Inflow(line.pieces[:1]).into)))
     assert stale.take(index, data, digest)
     fresh = Incoming(str(arriving), args["files"], args["plan"], args["chunk"])
     assert fresh.missing() == [[1, 5]]
