@@ -236,7 +236,7 @@ def watched(bench: Bench) -> Iterator[dict[str, int]]:
     seen = {"VmHWM": 0, "write_bytes": 0}
     over = threading.Event()
     ask_all = (
-        "for p in $(pgrep -f -- '^[^ ]*python[^ ]* -I -B -c'); do cat /proc/$p/status /proc/$p/io; done 2>/dev/null"
+        "for p in $(pgrep -f -- '^[^ ]*python[^ ]* -I -S -B -c'); do cat /proc/$p/status /proc/$p/io; done 2>/dev/null"
     )
 
     def look() -> None:
@@ -262,7 +262,7 @@ def resumes(bench: Bench) -> list[str]:
         nonlocal kept
         kept = done
         if done >= total / 2:
-            bench.hosts.sh("eval", "pkill -KILL -f -- '^[^ ]*python[^ ]* -I -B -c'")
+            bench.hosts.sh("eval", "pkill -KILL -f -- '^[^ ]*python[^ ]* -I -S -B -c'")
 
     try:
         bench.ship(on_bytes=half, limit_rate=bench.model // 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.model import Candidate, Checkpoint, Harness, HarnessFile, Run, Scan
+from orchestrator.model import Candidate, Checkpoint, Digests, Harness, HarnessFile, Run, Scan
 from remote_payload.agent import manifest
 
 Json = Mapping[str, Any]
@@ -26,6 +26,10 @@ def read_scan(host: str, answer: Json) -> Scan:
         ),
         warnings=tuple(answer["warnings"]),
     )
+
+
+def _digests(row: Json) -> Digests:
+    return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
 
 
 def _checkpoint(host: str, root: str, row: Json) -> Checkpoint:
@@ -59,12 +63,12 @@ def read_run(host: str, row: Json) -> Run:
         run=row.get("run"),
         step=row["step"],
         state=row["state"],
+        digests=_digests(row.get("digests") or {}),
         exit_code=row.get("exit_code"),
         signal=row.get("signal"),
         reason=row.get("reason") or "",
         started_at=row.get("started_at"),
         ended_at=row.get("ended_at"),
-        checkpoint=row.get("checkpoint") or "",
         key=row.get("key") or "",
         folder=row.get("folder") or "",
     )

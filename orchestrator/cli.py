@@ -5,8 +5,12 @@ Data goes to stdout, everything else to stderr. Heavy imports wait until a comma
 
 from __future__ import annotations
 
+import atexit
+import errno
+import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
     from orchestrator.ssh.choose import Connections
     from orchestrator.workflows.staged import StagedReport
 
+BROKEN_PIPE = 141
+"""exit code when the reader of stdout has gone: 128 + SIGPIPE, as shells show it"""
+
 
 @dataclass(kw_only=True)
 class Call:
@@ -38,6 +45,8 @@ class Call:
     verbose: int
     inventory_flag: Path | None
     body: dict[str, Any] = field(default_factory=dict)
+    again: str = ""
+    """what to type to come back to a run that goes on"""
     warnings: list[str] = field(default_factory=list)
 
     def inventory(self) -> Inventory:
@@ -75,12 +84,13 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console that honours NO_COLOR, TERM=dumb and pipes."""
     from rich.console import Console
 
-    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    stream = sys.stderr if stderr else sys.stdout
+    piped = stream is None or not stream.isatty()
     return Console(stderr=stderr, soft_wrap=piped, width=200 if piped else None)
 
 
 def _on_a_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:
@@ -97,16 +107,18 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     """Run a command's body; print its document; turn every ending into its exit code."""
     call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
     error: OrchError | None = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
     try:
         yield call
     except OrchError as caught:
         error = caught
     except KeyboardInterrupt:
-        error = Interrupted(
-            "interrupted; nothing that runs on a host was stopped", hint="the same command again goes on"
-        )
-    except click.ClickException:
+        hint = f"to come back: {call.again}" if call.again else "the same command again goes on"
+        error = Interrupted("interrupted; nothing that runs on a host was stopped", hint=hint)
+    except (click.ClickException, BrokenPipeError):
         raise
+    except OSError as failed:
+        error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
     except Exception as bug:
         error = _bug(bug)
     if as_json:
@@ -130,23 +142,59 @@ def _tell(error: OrchError) -> None:
 def _bug(bug: Exception) -> OrchError:
     from orchestrator.actions.ledger import state_folder
 
+    trace = "".join(traceback.format_exception(bug))
     log = state_folder() / "last-bug.txt"
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log.write_text("".join(traceback.format_exception(bug)), encoding="utf-8")
-    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=f"the traceback is in {log}")
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.write_text(trace, encoding="utf-8")
+        hint = f"the traceback is in {log}"
+    except OSError as error:
+        hint = f"{log} can't be written ({error.strerror}), so here is the traceback:\n{trace}"
+    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=hint)
+
+
+def main() -> None:
+    """Run the command line; the end of every call."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        status = commands(prog_name="orch", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        _tell_usage(error)
+        status = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        status = Interrupted.code
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = BROKEN_PIPE
+    sys.exit(status)
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    error.show()
+    if "--json" in sys.argv:
+        from orchestrator.reports.documents import document
+
+        command = next((word for word in sys.argv[1:] if word in commands.commands), "")
+        click.echo(json.dumps(document(command, {}, (), ConfigError(error.format_message()))))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="orch")
-def main() -> None:
+def commands() -> None:
     """How good is the live training run right now?
 
     orch finds the latest complete checkpoint on the training box, makes the evaluation scripts on the evaluation box
     equal to yours, ships the weights across and evaluates them there on CPU, without touching the training.
     """
+    # what imports make stays to the end: looking for garbage there costs a tenth of them, and as much again at the exit
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
 
 
-@main.command()
+@commands.command()
 @click.argument("run", required=False)
 @common
 def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
@@ -168,7 +216,7 @@ def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None)
             raise report.unreachable[0]
 
 
-@main.command()
+@commands.command()
 @click.argument("run", required=False)
 @click.option("--staged", is_flag=True, help="What lies on the evaluation hosts instead.")
 @click.option("--host", help="With --staged: only this evaluation host.")
@@ -219,7 +267,7 @@ def _show_staged(call: Call, report: StagedReport, *, cleaned: bool) -> None:
         raise report.unreachable[0]
 
 
-@main.command()
+@commands.command()
 @click.option("--host", help="Only this evaluation host (else all of them).")
 @click.option("--keep", type=click.IntRange(min=0), default=3, show_default=True, help="How many of the newest stay.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
@@ -235,7 +283,7 @@ def clean(host: str | None, keep: int, dry_run: bool, as_json: bool, verbose: in
         _show_staged(call, report, cleaned=True)
 
 
-@main.command("sync-harness")
+@commands.command("sync-harness")
 @click.argument("job", required=False)
 @click.option("--check", is_flag=True, help="Only compare: exit 0 in sync, 1 differs.")
 @click.option("--yes", is_flag=True, help="Replace files that orch did not put there; they are saved beside first.")
@@ -261,16 +309,17 @@ def sync_harness(
             if check:
                 differs = report.drift.state != "in_sync"
             else:
-                report = story.sync(report, found, connections, _consent(yes))
+                report = story.sync(report, found, connections, _Consent(yes))
                 call.body = sync_body(report.host.name, report.drift, report.pushed)
         if report.pushed and not as_json:
             saved = f"; what was there is saved in {report.pushed.saved}" if report.pushed.saved else ""
-            click.echo(f"pushed {len(report.pushed.paths)} files to {report.host.name}{saved}")
+            count = f"{len(report.pushed.paths)} of {len(report.drift.local.files)} files"
+            click.echo(f"pushed {count} to {report.host.name}{saved}")
     if differs:
         sys.exit(1)
 
 
-@main.command("eval-latest")
+@commands.command("eval-latest")
 @click.argument("run", required=False)
 @click.option("--job", help="Job to run (else the run's own).")
 @click.option("--step", type=int, help="Evaluate the complete checkpoint of this step instead of the latest.")
@@ -289,16 +338,17 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
 
         found = call.inventory()
         options = story.Options(**flags)
-        live = Live(console(stderr=True), quiet=as_json)
+        live = Live(console(stderr=not options.dry_run), quiet=as_json)  # of a dry run, the plan is the data
         report = None
         try:
             with call.connections(found) as connections:
-                report = story.eval_latest(found, options, connections, _consent(options.yes), live)
+                report = story.eval_latest(found, options, connections, _Consent(options.yes), live)
         finally:
             live.close()
             call.warnings += live.warnings
             run, result = (report.run, report.result) if report else (live.run, None)
-            call.body = eval_body(report.plan if report else live.plan, run, result, live.job, live.digests)
+            call.body = eval_body(report.plan if report else live.plan, run, result)
+            call.again = live.again
         if report.result is not None and not as_json:
             from orchestrator.reports.tables import results_table
 
@@ -312,7 +362,7 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
             raise error
 
 
-@main.command()
+@commands.command()
 @click.argument("name")
 def schema(name: str) -> None:
     """JSON Schema of a file (hosts, job) or of a command's document (status, checkpoints ...)."""
@@ -330,14 +380,18 @@ def schema(name: str) -> None:
         click.echo(json.dumps(found, indent=2))
 
 
-def _consent(yes: bool) -> Callable[[Drift, Sequence[FileDiff]], bool]:
+class _Consent:
     """Asks on a terminal; elsewhere only `--yes` consents."""
 
-    def consent(drift: Drift, diffs: Sequence[FileDiff]) -> bool:
-        if yes:
-            return True
-        if not _on_a_terminal():
-            return False
-        return click.confirm("Replace them by yours? (theirs are saved beside first)", default=False, err=True)
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
 
-    return consent
+    @property
+    def possible(self) -> bool:
+        return self._yes or _on_a_terminal()
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        if self._yes or not _on_a_terminal():
+            return self._yes
+        click.echo("Replace them by yours? Theirs are saved beside first. [y/N] ", nl=False, err=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")

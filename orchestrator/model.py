@@ -196,6 +196,16 @@ class Harness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """What made a result."""
+
+    checkpoint: str
+    harness: str
+    job: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One execution of a Job on a Host for a Checkpoint: one folder on the host, one id."""
 
@@ -206,17 +216,21 @@ class Run:
     """name of the training run that the checkpoint comes from"""
     step: int
     state: RunState
+    digests: Digests
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
     started_at: str | None = None
     ended_at: str | None = None
-    checkpoint: str = ""
-    """identity of the checkpoint"""
     key: str = ""
     """equal for two runs that would measure the same thing"""
     folder: str = ""
     """on the host"""
+
+    @property
+    def checkpoint(self) -> str:
+        """Identity of the checkpoint."""
+        return self.digests.checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,16 +253,6 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digests:
-    """What made a result."""
-
-    checkpoint: str
-    harness: str
-    job: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What a Run measured, with the digests of all that made it and the receipt of the training it was taken from."""
 
@@ -266,6 +270,10 @@ class Result:
     receipt: Receipt
     source: Mapping[str, object] | None
     """the git state of the training's source tree"""
+    origin: str
+    """host and folder that the checkpoint comes from: what tells runs of one name in two projects apart"""
+    file: str
+    """name of the result file in `folder`"""
     ended_at: str
     folder: Path
     """the laptop's copy of the run's small files"""

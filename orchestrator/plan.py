@@ -22,9 +22,8 @@ class EvalSide:
     """whether the checkpoint lies there already, whole"""
     arriving: int
     """bytes on its disk that an earlier shipment of the checkpoint holds already"""
-    runs: tuple[Run, ...]
     same_run: Run | None
-    """the run with the same key, if there ever was one"""
+    """the failed or lost run with the same key, if there was one"""
     disk_free: int
     memory_available: int
     missing: tuple[Refusal, ...]
@@ -40,15 +39,14 @@ def make_plan(
     side: EvalSide,
     job: Job,
     allow_on_training_host: bool,
+    consent_possible: bool,
     routes: tuple[Route, ...],
 ) -> Plan:
-    """What eval-latest will do for this checkpoint, in order, and what forbids it."""
+    """What eval-latest will do for a checkpoint that no run is about, in order, and what forbids it.
+
+    `consent_possible`: whether anybody could agree to replacing what orch did not put on the host.
+    """
     same = side.same_run
-    if same is not None and same.state == "succeeded":
-        return Plan(checkpoint=checkpoint, actions=(_already(same),), refused=())
-    if same is not None and same.state in ("queued", "running"):
-        why = f"run {same.id} of this checkpoint is {same.state}"
-        return Plan(checkpoint=checkpoint, actions=(Action(do="join", why=why),), refused=())
     actions: list[Action] = []
     if drift.state != "in_sync":
         actions.append(Action(do="sync", why=_drift_reason(drift, side.host), bytes=_push_bytes(drift)))
@@ -60,16 +58,14 @@ def make_plan(
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
+    if drift.overwrites_unknown and not consent_possible:
+        refused = (*refused, drift_refusal(drift, side.host, job))
     return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
 
 
 def _route(routes: tuple[Route, ...]) -> str:
     """The first of the ways, and what it means for everybody on it."""
     return f"{routes[0].kind}: {routes[0].why}" if routes else ""
-
-
-def _already(run: Run) -> Action:
-    return Action(do="nothing", why=f"already evaluated: run {run.id} of step {run.step}")
 
 
 def _drift_reason(drift: Drift, host: Host) -> str:

@@ -7,6 +7,7 @@ remote_payload/trainer, the evaluation remote_payload/harness. Everything that i
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from embedded_hosts import EmbeddedHosts
 ROOT = Path(__file__).resolve().parent.parent
 PAYLOAD = ROOT / "remote_payload"
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+PATIENCE = 400
+"""seconds for one command: the evaluation yields to everything else on a busy machine, as it should"""
 
 HOSTS = """\
 hosts:
@@ -136,7 +139,7 @@ class Demo:
     def run_quietly(self, *arguments: str) -> None:
         command = [sys.executable, *arguments]
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=170
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
         )
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -145,9 +148,19 @@ class Demo:
         """Type a command as a user would."""
         say("$ orch " + " ".join(words))
         command = [sys.executable, "-c", "from orchestrator.cli import main; main()", *words]
-        done = subprocess.run(command, cwd=self.project, env={**self.environment, "PYTHONPATH": str(ROOT)}, timeout=170)
+        environment = {**self.environment, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=self.project, env=environment, timeout=PATIENCE)
         if done.returncode != 0:
             raise SystemExit(f"orch {' '.join(words)} ended with exit code {done.returncode}")
+
+    def stop_evaluations(self) -> None:
+        """End what was detached and has not ended by itself: each supervisor leads a session of its own."""
+        for started in self.eval.glob("orch/runs/*/started.json"):
+            if not started.with_name("exit.json").exists():
+                try:
+                    os.killpg(json.loads(started.read_text())["pid"], signal.SIGTERM)
+                except (ProcessLookupError, PermissionError):
+                    continue
 
     def stop_training(self) -> None:
         if self.training is not None and self.training.poll() is None:
@@ -180,7 +193,7 @@ def main() -> None:
     parser.add_argument("--stay", action="store_true", help="keep training and boxes up until Ctrl-C")
     stay = parser.parse_args().stay
     folder = Path(tempfile.mkdtemp(prefix="orch-demo-"))
-    began = time.monotonic()
+    began, failed = time.monotonic(), False
     with EmbeddedHosts(folder, ["train-box", "eval-box"]) as boxes:
         demo = Demo(folder, boxes)
         try:
@@ -196,9 +209,14 @@ def main() -> None:
                 signal.pause()
         except KeyboardInterrupt:
             pass
+        except subprocess.TimeoutExpired as slow:
+            print(f"demo: gave up after {PATIENCE} s of {' '.join(map(str, slow.cmd[-3:]))}: is this machine busy?")
+            failed = True
         finally:
             demo.stop_training()
+            demo.stop_evaluations()
     print(f"Training and boxes are stopped. To remove the folder: rm -r {folder}")
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

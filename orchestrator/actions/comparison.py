@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -23,10 +24,18 @@ def pick(document: Any, path: str | None) -> Any:
     return document if path else None
 
 
+def is_number(value: Any) -> bool:
+    """A finite number: true, NaN and infinity are none, nor is an integer past the range of floats."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def headline(document: Mapping[str, Any] | None, rule: ResultRule) -> Estimate | None:
     """The headline number with the 95% bootstrap interval of its items' mean; no interval without items."""
     value = pick(document, rule.headline)
-    if not isinstance(value, int | float):
+    if not is_number(value):
         return None
     values = list(items(document, rule).values())
     if len(values) < 2:
@@ -43,7 +52,7 @@ def items(document: Mapping[str, Any] | None, rule: ResultRule) -> dict[str, flo
     found = {}
     for row in rows:
         value = pick(row, rule.item_value)
-        if isinstance(value, int | float) and isinstance(row, Mapping):
+        if is_number(value) and isinstance(row, Mapping):
             found[str(row.get(rule.item_id))] = float(value)
     return found
 

@@ -17,13 +17,18 @@ from orchestrator.ssh.connection import Connection
 from remote_payload.agent import manifest, wire
 from remote_payload.agent.errors import AgentError
 
+DIFF_LINES = 10_000
+"""lines of both versions past which a diff takes seconds, and then minutes"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDiff:
-    """How one file differs: unified diff lines, or a sentence where there is nothing to read (binary, mode, extra)."""
+    """How one file differs: unified diff lines, a sentence for a binary file, nothing for one that is new."""
 
     change: FileChange
     lines: tuple[str, ...]
+    size: int
+    """bytes of the local file"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +73,16 @@ def contents(
 def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Iterator[FileDiff]:
     """Each difference, whole files, host's version first. Pure but for reading the local files."""
     for change in found.files:
-        if change.change in ("extra", "mode"):
-            yield FileDiff(change=change, lines=())
-            continue
         path = root / change.path
         ours = path.read_bytes() if path.is_file() else b""
-        yield FileDiff(change=change, lines=tuple(_unified(change.path, theirs.get(change.path) or b"", ours)))
+        old = theirs.get(change.path)
+        if change.change in ("extra", "mode") or (change.change == "added" and change.side == "local"):
+            lines: tuple[str, ...] = ()
+        elif old is None and change.change == "modified":
+            lines = (f"the host's version is too large to show, or a link; {len(ours)} bytes here",)
+        else:
+            lines = tuple(_unified(change.path, old or b"", ours))
+        yield FileDiff(change=change, lines=lines, size=len(ours))
 
 
 def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
@@ -81,6 +90,9 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
         before, after = (text.decode("utf-8").splitlines(keepends=True) for text in (old, new))
     except UnicodeDecodeError:
         yield f"binary files differ: {len(old)} bytes there, {len(new)} here"
+        return
+    if min(len(before), len(after)) > DIFF_LINES:
+        yield f"too long to compare line by line: {len(before)} lines there, {len(after)} here"
         return
     for line in difflib.unified_diff(before, after, f"host/{name}", f"local/{name}"):
         yield line.rstrip("\n")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import OrchError, Refused
 from orchestrator.model import Digests, Estimate, Receipt, Result
 
 SCHEMA = 1
@@ -32,12 +33,29 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._index = sqlite3.connect(folder / "ledger.sqlite3", timeout=10)
-        self._index.execute(TABLE)
+        file = folder / "ledger.sqlite3"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._index = sqlite3.connect(file, timeout=10)
+        except (OSError, sqlite3.OperationalError) as error:
+            hint = "set ORCH_HOME to a folder of your own that can be written"
+            raise Refused(f"{folder} can't keep what orch finds: {error}", hint=hint) from None
+        try:
+            self._prepare(file)
+        except sqlite3.DatabaseError as error:
+            self._index.close()
+            hint = "move it away: it is an index over the folders in runs/ beside it"
+            raise OrchError(f"{file} can't be read: {error}", hint=hint) from None
+        except OrchError:
+            self._index.close()
+            raise
+
+    def _prepare(self, file: Path) -> None:
         version = self._index.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._index.execute(f"PRAGMA user_version = {SCHEMA}")
+        if version > SCHEMA:
+            raise OrchError(f"{file} was written by a newer orch (schema {version})", hint="update orch")
+        self._index.execute(TABLE)
+        self._index.execute(f"PRAGMA user_version = {SCHEMA}")
 
     @classmethod
     def at_home(cls) -> Ledger:
@@ -48,20 +66,26 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the index."""
         self._index.close()
 
     def folder_of(self, host: str, run_id: str) -> Path:
         """Where the small files of a run are kept."""
-        return self._folder / "runs" / host / run_id
+        return self._folder / "runs" / _plain(host) / _plain(run_id)
 
     def keep_files(self, host: str, run_id: str, files: Mapping[str, bytes]) -> Path:
-        """Write a run's collected files beside, then rename the folder into place; an earlier copy gives way."""
+        """Write a run's collected files, each beside its place and then renamed over an earlier copy."""
         folder = self.folder_of(host, run_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            temporary = folder / f".{name}.{os.getpid()}"
+            place = folder.joinpath(*map(_plain, name.split("/")))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            temporary = place.with_name(f".{place.name}.{os.getpid()}")
             temporary.write_bytes(content)
-            temporary.replace(folder / name)
+            temporary.replace(place)
         return folder
 
     def add(self, result: Result) -> None:
@@ -86,6 +110,13 @@ class Ledger:
         """All results, or those of one training run, by step then time."""
         query = "SELECT document FROM results WHERE (?1 IS NULL OR run = ?1) ORDER BY step, ended_at"
         return [from_document(json.loads(row[0])) for row in self._index.execute(query, (run,))]
+
+
+def _plain(name: str) -> str:
+    """A name from a host that is to become one here. Raises OrchError for what would lead elsewhere."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise OrchError(f"not a file name: {name!r}")
+    return name
 
 
 def to_document(result: Result) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.answers import Json, entries_of, harness_of, read_run, read_scan
 from orchestrator.errors import OrchError
 from orchestrator.model import Harness, Host, Job, Run, Scan, Timeouts, TrainingRun
-from orchestrator.ssh.agent import Role, ask
+from orchestrator.ssh.agent import ERRORS, Role, ask
 from orchestrator.ssh.connection import Connection
 
 
@@ -124,7 +124,8 @@ def read_answer(host: Host, answer: Json, connection: Connection) -> HostFacts:
     """The nouns in an `observe` answer."""
     evaluation = answer.get("eval")
     if isinstance(evaluation, dict) and "error" in evaluation:
-        raise OrchError(f"{host.name}: {evaluation['error']}", host=host.name)
+        failure = ERRORS.get(evaluation.get("kind", ""), OrchError)
+        raise failure(f"{host.name}: {evaluation['error']}", hint=evaluation.get("hint", ""), host=host.name)
     return HostFacts(
         host=answer["host"],
         transport=connection.transport,

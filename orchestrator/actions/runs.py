@@ -26,8 +26,8 @@ def launch(
     secrets: Mapping[str, str],
     windows: list[dict[str, Any]],
     timeouts: Timeouts,
-) -> str:
-    """Start the run, detached, and return its id; a run with the same key that lives or succeeded is that one.
+) -> Run:
+    """Start the run, detached, and return it; a run with the same key that lives or succeeded is that one.
 
     `secrets` go over stdin into the waiting supervisor's memory; no file and no argv holds them.
     """
@@ -59,9 +59,7 @@ def launch(
         "windows": windows,
     }
     args = {"workdir": host.workdir, "key": key, "id": f"{step}-{key[:8]}", "spec": spec, "secrets": dict(secrets)}
-    answer = ask(connection, host, "launch", args, role="eval", timeouts=timeouts)
-    run_id: str = answer["id"]
-    return run_id
+    return read_run(host.name, ask(connection, host, "launch", args, role="eval", timeouts=timeouts)["run"])
 
 
 def follow(

@@ -11,6 +11,8 @@ from orchestrator.model import Receipt
 
 AFTERMATH = 60.0
 """seconds after a window in which a training that dies counts against it"""
+GONE = ("absent", "zombie")
+"""states of a process that has ended; `ambiguous`, `hidden` or none at all say nothing about it"""
 Window = dict[str, Any]
 Verdict = Literal["undisturbed", "changed", "ended", "not_observed"]
 
@@ -62,12 +64,14 @@ def _verdict(windows: Sequence[Window]) -> tuple[Verdict, str]:
         return "not_observed", "no training process was seen, so nothing can be said of it"
     earlier: Window | None = None
     for one in windows:
+        if earlier is not None and not _observed(one["before"]):
+            return "not_observed", f"before orch did `{one['doing']}` on {one['host']}: the process could not be seen"
         if earlier is not None and _identity(earlier["after"]) != _identity(one["before"]):
             return _gone_between(earlier, one)
         if _identity(one["before"]):
             doing = f"while orch did `{one['doing']}` on {one['host']}"
-            if one["after"] is None:
-                return "not_observed", f"{doing}: the box could not be looked at afterwards"
+            if not _observed(one["after"]):
+                return "not_observed", f"{doing}: the process could not be seen afterwards"
             if (change := _change(one["before"], one["after"])) is not None:
                 return "changed", f"{doing}: {change}"
         earlier = one if _identity(one["before"]) else earlier
@@ -78,7 +82,13 @@ def _verdict(windows: Sequence[Window]) -> tuple[Verdict, str]:
 
 
 def _identity(sample: Window | None) -> object:
-    return (sample or {}).get("identity")
+    """Of a process that lives: a zombie still has its number, but has ended."""
+    return None if sample is None or sample.get("state") in GONE else sample.get("identity")
+
+
+def _observed(sample: Window | None) -> bool:
+    """Whether a look said what became of the process. One that failed, or that /proc hid, says nothing."""
+    return _identity(sample) is not None or (sample or {}).get("state") in GONE
 
 
 def _change(before: Window, after: Window) -> str | None:

@@ -14,7 +14,14 @@ def choose_run(inventory: Inventory, name: str | None) -> TrainingRun:
     """The run of that name; without a name the only one there is."""
     if name is not None:
         return inventory.runs[_known("run", name, list(inventory.runs), inventory)]
-    return inventory.runs[_only("run", list(inventory.runs), inventory, "name one: orch COMMAND RUN")]
+    return inventory.runs[
+        _only(
+            "run",
+            list(inventory.runs),
+            inventory,
+            "name one: orch COMMAND RUN" if inventory.runs else "add one below runs:",
+        )
+    ]
 
 
 def choose_eval_host(inventory: Inventory, run: TrainingRun | None, flag: str | None) -> Host:
@@ -51,15 +58,12 @@ def choose_job(inventory: Inventory, run: TrainingRun, flag: str | None) -> Job:
 
 def only_job(inventory: Inventory) -> str:
     """The name of the only job in jobs/."""
-    return _only("job in jobs/", job_names(inventory), inventory, "choose one with --job, or set job: of the run")
+    return _only("job in jobs/", job_names(inventory), inventory, "name the job, or set job: of the run")
 
 
 def _known(what: str, name: str, names: Sequence[str], inventory: Inventory) -> str:
     if name not in names:
-        raise ConfigError(
-            f"no {what} {quoted(name)} in {displayed(inventory.path)}; {did_you_mean(name, names)}",
-            hint=f"{what.capitalize()}s there: {', '.join(names) or 'none'}",
-        )
+        raise ConfigError(f"no {what} {quoted(name)} in {displayed(inventory.path)}; {did_you_mean(name, names)}")
     return name
 
 

@@ -60,9 +60,9 @@ def remote_folder(word: str) -> str:
 
 
 def result_file(word: str) -> str:
-    """A file inside the run folder."""
-    if text(word).startswith(("/", "~")) or ".." in word.split("/") or word.endswith("/"):
-        raise ValueError("a file name relative to the run folder, such as eval_results.json")
+    """A file in the run folder."""
+    if "/" in text(word) or word.startswith("~") or word in (".", ".."):
+        raise ValueError("a file name in the run folder, such as eval_results.json")
     return word
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.actions.harness import Pushed
 from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Digests, Drift, Estimate, Job, Plan, Result, Run, Scan, Staged
+from orchestrator.model import Candidate, Checkpoint, Drift, Estimate, Plan, Result, Run, Scan, Staged
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 SCHEMA = 1
@@ -20,7 +21,7 @@ def document(
     command: str, body: Mapping[str, Any], warnings: Sequence[str] = (), error: OrchError | None = None
 ) -> Document:
     """What every command prints: schema, command, its own keys, warnings, and the error where there was one."""
-    whole: Document = {"schema": SCHEMA, "command": command, **body, "warnings": list(warnings)}
+    whole: Document = {"schema": SCHEMA, "command": command, **_finite(body), "warnings": list(warnings)}
     if error is not None:
         whole["error"] = {
             "code": error.code,
@@ -29,6 +30,15 @@ def document(
             "host": error.host or None,
         }
     return whole
+
+
+def _finite(value: Any) -> Any:
+    """The same value with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def status_body(report: StatusReport) -> Document:
@@ -158,29 +168,25 @@ def plan_body(plan: Plan) -> Document:
     }
 
 
-def eval_body(
-    plan: Plan | None, run: Run | None, result: Result | None, job: Job | None, digests: Digests | None
-) -> Document:
+def eval_body(plan: Plan | None, run: Run | None, result: Result | None) -> Document:
     """CONTRACT's `eval-latest`, as far as the command came."""
     body: Document = {"plan": plan_body(plan or Plan(checkpoint=None, actions=(), refused=()))}
     if run is not None:
         body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
+        body["digests"] = {
+            "checkpoint": run.digests.checkpoint,
+            "harness": run.digests.harness,
+            "job": run.digests.job,
+            "data": run.digests.data,
+        }
     if result is not None:
         body["result"] = {
-            "file": str(result.folder / job.result.file) if job else None,
+            "file": str(result.folder / result.file),
             "headline": _headline(result),
             "baseline": _estimate(result.baseline),
             "verdict": result.verdict,
         }
         body["receipt"] = {"verdict": result.receipt.verdict, "reasons": list(result.receipt.reasons)}
-        digests = result.digests
-    if digests is not None:
-        body["digests"] = {
-            "checkpoint": digests.checkpoint,
-            "harness": digests.harness,
-            "job": digests.job,
-            "data": digests.data,
-        }
     return body
 
 

@@ -17,40 +17,50 @@ from rich.progress import (
 
 from orchestrator.actions.harness import FileDiff
 from orchestrator.answers import Json
-from orchestrator.model import Digests, Drift, Job, Plan, Run, Scan
+from orchestrator.model import Drift, Job, Plan, Run, Scan
 from orchestrator.reports import tables
 from orchestrator.reports.text import duration, shown, size, throughput
 
 EVERY = 10.0
 """seconds between two lines where there is no terminal"""
+DIFF_LIMIT = 60
+"""lines of difference shown before the plan; sync-harness shows all"""
+
+
+def _count(value: object) -> int | None:
+    """A number from a host's progress file; whatever else an evaluation writes there is no count."""
+    return int(value) if isinstance(value, int | float) and 0 <= value < 2**63 else None
 
 
 class Live:
     """A Listener of eval-latest (see workflows/eval_latest.py). It remembers what it heard: `--json` prints that."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
+        """`console` takes the plan and what follows; `quiet` keeps all of it back."""
         self.plan: Plan | None = None
         self.run: Run | None = None
         self.job: Job | None = None
-        self.digests: Digests | None = None
+        self.again = ""
+        """what to type to come back to the run"""
         self.warnings: list[str] = []
         self._console = console
         self._quiet = quiet
+        self._line = ""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._said = 0.0
+        self._began = self._said = time.monotonic()
         self._moving: tuple[float, int] | None = None
         """when shipping was first heard of, and the bytes that were there by then"""
 
-    def planned(self, plan: Plan, drift: Drift, diffs: tuple[FileDiff, ...], scan: Scan) -> None:
+    def planned(self, plan: Plan, drift: Drift, diffs: tuple[FileDiff, ...], scan: Scan | None) -> None:
         self.plan = plan
         if self._quiet:
             return
-        for row in scan.candidates:
+        for row in scan.candidates if scan else ():
             if row.state in ("writing", "torn") and plan.checkpoint and (row.step or 0) > plan.checkpoint.step:
                 self._say(f"passed over {shown(row.path)}: {row.state}: {shown(row.reason)}")
         if diffs:
-            tables.print_to(self._console, tables.diff_lines(diffs, drift))
+            tables.print_to(self._console, tables.diff_lines(diffs, drift, limit=DIFF_LIMIT))
         tables.print_to(self._console, tables.plan_lines(plan))
 
     def moved(self, done: int, total: int) -> None:
@@ -66,22 +76,25 @@ class Live:
             left = f", {duration((total - done) / speed)} left" if speed and done < total else ""
             self._say(f"shipping {size(done)} of {size(total)}, {throughput(speed)}{left}")
 
-    def started(self, run: Run, job: Job, digests: Digests) -> None:
-        self.run, self.job, self.digests = run, job, digests
+    def started(self, run: Run, job: Job, again: str) -> None:
+        self.run, self.job, self.again = run, job, again
         self._end_bar()
-        self._say(f"run {run.id} on {run.host}; Ctrl-C leaves it going, the same command joins it again")
+        self._began = time.monotonic()
+        if run.state in ("queued", "running"):
+            self._say(f"run {run.id} on {run.host}; Ctrl-C leaves it going. To come back: {again}")
 
     def looked(self, look: Json) -> None:
         progress = look.get("progress") or {}
-        done, total, phase = (
-            progress.get("done"),
-            progress.get("total"),
-            shown(str(progress.get("phase") or "evaluating")),
-        )
-        if self._console.is_terminal and isinstance(done, int | float) and isinstance(total, int | float):
-            self._bar(phase, int(done), int(total), bytes_bar=False)
+        done, total = _count(progress.get("done")), _count(progress.get("total"))
+        phase = shown(str(progress.get("phase") or "evaluating"))
+        lines = [line for line in str(look.get("log") or "").splitlines() if line.strip()]
+        self._line = shown(lines[-1].strip(), limit=100) if lines else self._line
+        if self._console.is_terminal and done is not None and total is not None:
+            self._bar(phase, done, total, bytes_bar=False)
         elif self._due():
-            self._say(f"{look['state']}: {phase} {done or 0}/{total or '?'}")
+            where = f"{phase} {done}/{total}" if done is not None and total is not None else self._line
+            lasted = duration(time.monotonic() - self._began)
+            self._say(f"{shown(look['state'])}, followed for {lasted}{': ' if where else ''}{where}")
 
     def warned(self, warning: str) -> None:
         self.warnings.append(warning)

@@ -14,20 +14,28 @@ from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
+HARNESS = {
+    "in_sync": "in_sync with the local one",
+    "unknown": "unknown: not looked at, or it differs and orch has not synced it before",
+    "local_ahead": "local_ahead: yours is newer; the next sync brings it there",
+    "remote_edited": "remote_edited: it was edited there since the last sync",
+    "both": "both: edited here and there since the last sync",
+    "absent": "absent: not there yet",
+}
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def status_table(report: StatusReport) -> RenderableType:
     """Boxes, then one block a training run."""
-    return Group(_hosts(report.hosts), *(Text.assemble("\n", block) for run in report.runs for block in [_run(run)]))
+    blocks = [block for run in report.runs for block in ("", _title(run), _run(run))]
+    return Group(_hosts(report.hosts), *_unreachable(report.hosts), *blocks)
 
 
 def _hosts(rows: Sequence[HostRow]) -> Table:
     table = _table("host", "cpu", "load", "memory free", "disk free", "gpus")
     for row in rows:
         if row.facts is None:
-            reason = row.error.message if row.error else "not asked"
-            table.add_row(row.host.name, Text(shown(reason), style="red"))
+            table.add_row(row.host.name, Text("no answer", style="red"))
             continue
         facts = row.facts
         memory, disk, load = facts["memory"], facts["disk"], facts["load"]
@@ -42,6 +50,12 @@ def _hosts(rows: Sequence[HostRow]) -> Table:
     return table
 
 
+def _unreachable(rows: Sequence[HostRow]) -> Iterator[Text]:
+    for row in rows:
+        if row.error is not None:
+            yield Text(shown(row.error.message, limit=600), style="red")
+
+
 def _gpus(row: HostRow) -> Text:
     facts = row.facts or {}
     if not facts.get("gpus"):
@@ -54,15 +68,20 @@ def _gpus(row: HostRow) -> Text:
     return Text("; ".join(f"{role} {' '.join(parts)}".strip() for role, parts in groups.items()))
 
 
-def _run(row: RunRow) -> Text:
-    text = Text()
-    text.append(f"{row.run.name}", style="bold")
-    text.append(f" on {row.host}\n")
-    for label, value in _run_lines(row):
-        text.append(f"  {label:<12} ", style="dim")
-        text.append(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], ""))
-        text.append("\n")
-    return text
+def _title(row: RunRow) -> Text:
+    return Text.assemble((row.run.name, "bold"), f" on {row.host}")
+
+
+def _run(row: RunRow) -> Table:
+    """A grid of label and value; long values wrap below themselves."""
+    grid = Table.grid(padding=(0, 2), pad_edge=True)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in _run_lines(row) if row.seen else [("not seen", f"{row.host} did not answer")]:
+        grid.add_row(label, Text(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], "")))
+    for label, value in _evaluation_lines(row):
+        grid.add_row(label, Text(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], "")))
+    return grid
 
 
 def _run_lines(row: RunRow) -> Iterator[tuple[str, str]]:
@@ -78,9 +97,17 @@ def _run_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         yield "next", f"due in {duration(row.next_checkpoint_in)}"
     for skipped in row.skipped:
         yield "passed over", f"{skipped.path}: {skipped.state}: {skipped.reason}"
-    yield "harness", row.harness.replace("in_sync", "in_sync with the local one")
+    if row.source:
+        dirty = row.source.get("dirty") or "clean"
+        yield "source", str(row.source.get("error") or f"commit {row.source.get('commit')}, {dirty}")
+
+
+def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
+    yield "harness", HARNESS.get(row.harness, row.harness)
     for run in row.evaluations[-5:]:
-        yield "evaluation", f"{run.state} step {run.step}, run {run.id}" + (f": {run.reason}" if run.reason else "")
+        ended = f", {run.ended_at}" if run.ended_at else ""
+        reason = f": {run.reason}" if run.reason else ""
+        yield "evaluation", f"{run.state} step {run.step}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
         yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated))
     for entry in row.remote_folder[:20]:
@@ -89,24 +116,22 @@ def _run_lines(row: RunRow) -> Iterator[tuple[str, str]]:
             "also there",
             f"{entry['path']} ({entry['kind']}, {size(entry['bytes'])}, {entry['modified_at']}{headline})",
         )
-    if row.source:
-        dirty = row.source.get("dirty") or "clean"
-        yield "source", str(row.source.get("error") or f"commit {row.source.get('commit')}, {dirty}")
 
 
 def _process(row: RunRow) -> str:
     process = row.process
     if process is None:
-        return "not named in hosts.yaml (process:)"
+        return "could not be looked for" if row.run.process else "not named in hosts.yaml (process:)"
     if process.get("pid") is None:
-        return f"{process['state']} {process.get('reason') or ''}".strip()
+        pids = ", ".join(str(match.get("pid")) for match in process.get("matches") or ())
+        return f"{process['state']} {process.get('reason') or ''}{f' (pid {pids})' if pids else ''}".strip()
     return f"{process['state']} pid {process['pid']}, since {process['started_at']}, user {process['user']}"
 
 
 def _progress(row: RunRow) -> str:
     progress = row.progress
     if progress is None:
-        return "no line of the log matched" if row.run.log else "no log named in hosts.yaml (log:)"
+        return "no progress line could be read" if row.run.log else "no log named in hosts.yaml (log:)"
     parts = [f"step {progress['step']}"]
     parts += [f"{key} {progress[key]:g}" for key in ("epoch", "loss") if progress.get(key) is not None]
     if progress.get("rate") is not None:
@@ -136,18 +161,24 @@ def staged_table(rows: Sequence[Staged], *, cleaned: bool = False) -> Renderable
     return table
 
 
-def diff_lines(diffs: Sequence[FileDiff], drift: Drift) -> RenderableType:
-    """What differs: one line a file, then the unified diff of each."""
+def diff_lines(diffs: Sequence[FileDiff], drift: Drift, limit: int | None = None) -> RenderableType:
+    """What differs: one line a file, then the unified diff of each; with `limit`, at most that many lines in all."""
     text = Text()
+    lines = list(_diff_lines(diffs)) or [(drift.state, STYLES.get(drift.state, ""))]
+    for line, style in lines[:limit]:
+        text.append(line + "\n", style=style)
+    if limit is not None and len(lines) > limit:
+        text.append(f"... {len(lines) - limit} more lines: orch sync-harness --check shows all\n", style="dim")
+    return text
+
+
+def _diff_lines(diffs: Sequence[FileDiff]) -> Iterator[tuple[str, str]]:
     for diff in diffs:
         change = diff.change
-        note = " (left alone)" if change.change == "extra" else ""
-        text.append(f"{change.change:<9} {shown(change.path)}  [{change.side}]{note}\n", style="bold")
-        for line in diff.lines:
-            text.append(shown(line, limit=500) + "\n", style=DIFF_STYLES.get(line[:1], ""))
-    if not diffs:
-        text.append(f"{drift.state}\n", style=STYLES.get(drift.state, ""))
-    return text
+        new = change.change == "added" and not diff.lines
+        note = " (left alone)" if change.change == "extra" else f" {size(diff.size)}" if new else ""
+        yield f"{change.change:<9} {shown(change.path)}  [{change.side}]{note}", "bold"
+        yield from ((shown(line, limit=500), DIFF_STYLES.get(line[:1], "")) for line in diff.lines)
 
 
 def plan_lines(plan: Plan) -> RenderableType:
@@ -171,7 +202,7 @@ def plan_lines(plan: Plan) -> RenderableType:
 
 def results_table(mine: Result, history: Sequence[Result]) -> RenderableType:
     """This result among the earlier ones of its run, and its baseline."""
-    table = _table("step", mine.headline_name or "headline", "baseline", "verdict", "training", "run")
+    table = _table("step", mine.headline_name or "headline", "baseline", "verdict", "training", "host", "run")
     rows = sorted((*history, mine), key=lambda result: (result.step, result.ended_at))
     for row in rows[-12:]:
         same = row.digests.harness == mine.digests.harness and row.digests.data == mine.digests.data
@@ -181,6 +212,7 @@ def results_table(mine: Result, history: Sequence[Result]) -> RenderableType:
             _estimate(row.baseline),
             (row.verdict or "-") + ("" if same else " (other harness or data)"),
             Text(row.receipt.verdict, style=STYLES.get(row.receipt.verdict, "red")),
+            row.host,
             row.id,
             style="bold" if row is mine else "",
         )

@@ -37,6 +37,9 @@ ERRORS = {
     "torn": TornCheckpoint,
 }
 
+NOT_THERE = ("not found", "no such file", "unknown command")
+"""what login shells say of a program that is not there"""
+
 Role = Literal["train", "eval"]
 
 
@@ -80,20 +83,21 @@ class Conversation:
         """A message to the agent. Raises ConnectionLost."""
         self._send_raw(wire.encode_json(dict(message)))
 
-    def send(self, data: bytes) -> None:
-        """A piece of a stream; blocks while the host does not take it."""
-        self._send_raw(wire.encode(wire.DATA, data))
+    def send(self, data: bytes) -> bool:
+        """A piece of a stream; blocks while the host does not take it. False once nobody listens: `result` says why."""
+        return self._send_raw(wire.encode(wire.DATA, data))
 
     def finish_sending(self) -> None:
         """The end of the stream."""
         self._send_raw(wire.encode(wire.END))
 
-    def _send_raw(self, data: bytes) -> None:
+    def _send_raw(self, data: bytes) -> bool:
         try:
             with self._lock:
                 self._channel.write(data)
         except BrokenPipeError:
-            pass  # the agent has ended: what it said last, or its exit status, says why
+            return False  # the agent has ended: what it said last, or its exit status, says why
+        return True
 
     def _send_beats(self) -> None:
         while not self._over.wait(self._timeouts.heartbeat):
@@ -203,7 +207,7 @@ def why_no_agent(host: Host, status: int, said: str) -> dict[str, str]:
     elif "not available" in lowered or "nologin" in lowered:
         message = f"{host.name}: this user may not run commands there (its login shell is nologin)"
         hint = f"try: ssh {host.ssh} true"
-    elif status == 127 or "not found" in lowered or "no such file" in lowered or "unknown command" in lowered:
+    elif "shared librar" not in lowered and (status == 127 or any(word in lowered for word in NOT_THERE)):
         message = f"{host.name}: no {host.python} there"
         hint = f"name one as `python:` of host {host.name} in hosts.yaml; try: ssh {host.ssh} {host.python} --version"
     else:
@@ -225,8 +229,6 @@ def ask(
 ) -> dict[str, Any]:
     """Put one question and return its answer; `pieces` are sent as a stream behind it."""
     with Conversation(connection, host, question, args, role=role, timeouts=timeouts) as conversation:
-        if pieces is not None:
-            for piece in pieces:
-                conversation.send(piece)
+        if pieces is not None and all(conversation.send(piece) for piece in pieces):
             conversation.finish_sending()
         return conversation.result(on_progress)

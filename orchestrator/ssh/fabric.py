@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConnectionLost, HostUnreachable, OrchError
 from orchestrator.model import Host, Timeouts
+from orchestrator.ssh import start
 from orchestrator.ssh.connection import Channel, Completed, command_line
 from orchestrator.ssh.resolve import Settings
 
@@ -96,7 +97,7 @@ class FabricConnection:
         try:
             from orchestrator.ssh.fabric_channel import FabricChannel
 
-            channel = self._session(self._live_link(), line)
+            channel = self._started(line)
             return FabricChannel(self.host, argv, channel, self._places.release, stderr_limit=stderr_limit)
         except BaseException:
             self._places.release()
@@ -108,36 +109,27 @@ class FabricConnection:
             if self._closed:
                 raise ConnectionLost(f"{self.host}: the connection was closed", host=self.host)
             if self._link is None or not self._link.is_connected:
-                from orchestrator.ssh.fabric_link import open_link
-
                 if self._link is not None:
                     self._link.close()
                 self._link = None
                 try:
-                    self._link = open_link(self._settings, self.host, self._timeouts)
+                    begun = start.begin_chain(self._settings, self.host, self._timeouts)
+                    from orchestrator.ssh.fabric_link import open_link  # sshd starts while this takes its time
+
+                    self._link = open_link(self._settings, self.host, self._timeouts, begun)
                 except OrchError as error:
                     error.host = self.host
                     raise
             return self._link
 
-    def _session(self, link: Link, line: str) -> paramiko.Channel:
-        """A channel that runs `line`. Waits, with jitter, while sshd refuses one (MaxSessions)."""
+    def _started(self, line: str) -> paramiko.Channel:
+        """A channel that runs `line`. Only what has not begun is tried again."""
         import paramiko
 
-        until = time.monotonic() + self._timeouts.connect
-        while True:
-            try:
-                channel: paramiko.Channel = link.transport.open_session(timeout=self._timeouts.connect)
-                break
-            except (paramiko.SSHException, EOFError, OSError):
-                # of several that are refused at once, paramiko gives only one thread the reason
-                delay = random.uniform(0.05, 0.4)
-                if not link.is_connected:
-                    raise self._lost() from None
-                if time.monotonic() + delay > until:
-                    refused = f"{self.host}: sshd refuses another session (MaxSessions)"
-                    raise HostUnreachable(refused, host=self.host) from None
-                time.sleep(delay)
+        link = self._live_link()
+        channel = self._session(link) or self._session(link := self._live_link())  # the first link was just dying
+        if channel is None:
+            raise self._lost()
         try:
             channel.exec_command(line)
         except (paramiko.SSHException, EOFError, OSError):
@@ -145,6 +137,24 @@ class FabricConnection:
                 raise HostUnreachable(f"{self.host}: sshd refuses to run commands", host=self.host) from None
             raise self._lost() from None
         return channel
+
+    def _session(self, link: Link) -> paramiko.Channel | None:
+        """A new channel; None on a link that is gone. Waits, with jitter, while sshd refuses one (MaxSessions)."""
+        import paramiko
+
+        until = time.monotonic() + self._timeouts.connect
+        while True:
+            try:
+                return link.transport.open_session(timeout=self._timeouts.connect)
+            except (paramiko.SSHException, EOFError, OSError):
+                # of several that are refused at once, paramiko gives only one thread the reason
+                delay = random.uniform(0.05, 0.4)
+                if not link.is_connected:
+                    return None
+                if time.monotonic() + delay > until:
+                    refused = f"{self.host}: sshd refuses another session (MaxSessions)"
+                    raise HostUnreachable(refused, host=self.host) from None
+                time.sleep(delay)
 
     def _lost(self) -> ConnectionLost:
         text = f"{self.host}: connection lost, result unknown"

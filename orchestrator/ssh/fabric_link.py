@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import fabric
 import paramiko
@@ -25,7 +27,8 @@ from orchestrator.ssh.keyagent import SIGN_LIMIT
 from orchestrator.ssh.keyfiles import CERTIFICATE
 from orchestrator.ssh.login import log_in
 from orchestrator.ssh.resolve import Settings
-from orchestrator.ssh.wires import HopWire, ProxyWire, Wire, connect
+from orchestrator.ssh.start import Begun, begin, hop_name
+from orchestrator.ssh.wires import HopWire, ProxyWire, Wire
 
 _PREFERRED = {
     "kex": ("curve25519-sha256@libssh.org",),
@@ -57,18 +60,26 @@ class Link(fabric.Connection):  # type: ignore[misc]
     settings: Settings
     where: str
     timeouts: Timeouts
+    begun: Begun | None
     wire: Wire | HopWire | None
     beating: threading.Event
     asking: threading.Thread
 
-    def __init__(self, settings: Settings, where: str, timeouts: Timeouts, gateway: Link | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        where: str,
+        timeouts: Timeouts,
+        gateway: Link | None = None,
+        begun: Begun | None = None,
+    ) -> None:
         nothing_read = fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig())
         super().__init__(
             settings.hostname, user=settings.user, port=settings.port, gateway=gateway, config=nothing_read
         )
         beating = threading.Event()
         asking = threading.Thread(target=_keep_asking, args=(self, beating), daemon=True, name=f"keepalive {where}")
-        own = {"settings": settings, "where": where, "timeouts": timeouts, "wire": None}
+        own = {"settings": settings, "where": where, "timeouts": timeouts, "wire": None, "begun": begun}
         for name, value in {**own, "beating": beating, "asking": asking}.items():
             object.__setattr__(self, name, value)  # fabric takes a new attribute for one of its own settings
 
@@ -94,8 +105,8 @@ class Link(fabric.Connection):  # type: ignore[misc]
                 time.sleep(delay)
 
     def _open_once(self) -> None:
-        known = hostkeys.known_keys(self.settings)
-        self.wire = self._reach()
+        begun, self.begun = self.begun or self._begin(), None
+        known, self.wire = begun.known, begun.wire
         transport = paramiko.Transport(self.wire, packetizer_class=LongLivedPacketizer)  # type: ignore[arg-type]
         self.transport = transport
         limit = self.timeouts.connect
@@ -110,15 +121,12 @@ class Link(fabric.Connection):  # type: ignore[misc]
             self._drop()
             raise
 
-    def _reach(self) -> Wire | HopWire:
-        """A wire to the host: through the gateway, through its ProxyCommand, or directly."""
-        settings, limit = self.settings, self.timeouts.connect
-        if self.gateway:
-            self.gateway.open()
-            return self._reach_through(self.gateway)
-        if settings.one("proxycommand"):
-            return ProxyWire(settings.expand(settings.one("proxycommand")))
-        return connect(settings, self.where, limit, self.timeouts.dead)
+    def _begin(self) -> Begun:
+        if self.gateway is None:
+            return begin(self.settings, self.where, self.timeouts)
+        known = hostkeys.known_keys(self.settings)
+        self.gateway.open()
+        return Begun(known=known, wire=self._reach_through(self.gateway))
 
     def _reach_through(self, gateway: Link) -> HopWire:
         settings, limit = self.settings, self.timeouts.connect
@@ -189,6 +197,9 @@ class Link(fabric.Connection):  # type: ignore[misc]
     def _drop(self) -> None:
         self.beating.set()
         transport, wire = self.transport, self.wire
+        if wire is not None:
+            with suppress(OSError):  # cut off already
+                wire.shutdown(socket.SHUT_RDWR)  # wakes the reader, which looks up only every 0.1 s by itself
         if transport is not None:
             transport.close()
             transport.packetizer.complete_handshake()  # ends its timer, which would outlive a failed start
@@ -201,15 +212,15 @@ class Link(fabric.Connection):  # type: ignore[misc]
                 thread.join(2)
 
 
-def open_link(settings: Settings, where: str, timeouts: Timeouts) -> Link:
-    """A watched connection to the host, through all its hops.
+def open_link(settings: Settings, where: str, timeouts: Timeouts, begun: Begun) -> Link:
+    """A watched connection to the host, through all its hops; the first of them has `begun`.
 
     Raises HostUnreachable, AuthenticationFailed or HostKeyError.
     """
     gateway: Link | None = None
     for hop in settings.hops:
-        gateway = Link(hop, f"{where}: jump host {hop.target}", timeouts, gateway)
-    link = Link(settings, where, timeouts, gateway)
+        gateway = Link(hop, hop_name(where, hop), timeouts, gateway, None if gateway else begun)
+    link = Link(settings, where, timeouts, gateway, None if gateway else begun)
     try:
         link.open()
     except BaseException:

@@ -126,8 +126,14 @@ def check(settings: Settings, known: Sequence[KnownKey], shown: HostKey, where: 
             hint=f"if the owner confirms the new key: {forget}, then {settings.command}",
         )
     raise HostKeyError(
-        _unknown(where, named, known), hint=f"{settings.command}  (compare the fingerprint, then say yes)"
+        _unknown(where, named, known), hint=f"{_asking(settings)}  (compare the fingerprint, then say yes)"
     )
+
+
+def _asking(settings: Settings) -> str:
+    """The command with which ssh shows the key and asks, though it may be configured to refuse."""
+    strict = settings.one("stricthostkeychecking") in ("yes", "true")
+    return settings.command.replace("ssh ", "ssh -o StrictHostKeyChecking=ask ", 1) if strict else settings.command
 
 
 def _unknown(where: str, named: str, known: Sequence[KnownKey]) -> str:

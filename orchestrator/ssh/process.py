@@ -141,7 +141,9 @@ class ProcessChannel:
             if not _ready(self._stdout.fileno(), timeout):
                 raise TimeoutError(f"nothing came for {timeout:.0f} s")
             data = os.read(self._stdout.fileno(), size)
-        if not data:
+        if self._let_go:
+            self._close_pipes()
+        elif not data:
             self._raise_if_lost()
         return data
 
@@ -155,13 +157,15 @@ class ProcessChannel:
                 while left:
                     left = left[os.write(self._stdin.fileno(), left) :]
         except BrokenPipeError:
-            self._raise_if_lost()
+            if self._let_go:
+                self._close_pipes()
+            else:
+                self._raise_if_lost()
             raise
 
     def _raise_if_lost(self) -> None:
-        if not self._let_go:
-            with suppress(TimeoutError):
-                self.wait(EOF_PATIENCE)
+        with suppress(TimeoutError):
+            self.wait(EOF_PATIENCE)
 
     def close_stdin(self) -> None:
         """See Channel.close_stdin."""
@@ -188,12 +192,16 @@ class ProcessChannel:
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(GRACE)
         end([self._child])
+        self._close_pipes()
+        self._drain.join(GRACE)
+
+    def _close_pipes(self) -> None:
+        """Close what no thread uses; one that does (a master may hold the other end a while longer) closes it then."""
         for lock, pipe in ((self._writing, self._stdin), (self._reading, self._stdout)):
-            if lock.acquire(timeout=GRACE):
+            if lock.acquire(timeout=GRACE / 3):
                 with suppress(OSError):
                     pipe.close()
                 lock.release()
-        self._drain.join(GRACE)
 
 
 def _ready(descriptor: int, timeout: float | None) -> bool:

@@ -157,7 +157,9 @@ class Shipment:
             for event in self.sender.events():
                 self.heard.check()
                 if isinstance(event, bytes):
-                    self.receiver.send(event)
+                    if not self.receiver.send(event):
+                        self.heard.expect("answer")  # raises what ended it; the rest is not read from the training box
+                        raise TransferError(f"{self.target.name} stopped taking bytes", host=self.target.name)
                 elif "round" in event:
                     ended: dict[str, Any] = event["round"]
                     return ended

@@ -44,6 +44,8 @@ class RunRow:
     evaluations: tuple[Run, ...]
     unevaluated: tuple[int, ...]
     remote_folder: tuple[Json, ...]
+    seen: bool
+    """whether the training box answered"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +97,10 @@ def _jobs(inventory: Inventory, runs: Sequence[TrainingRun], warnings: list[str]
     """The job of each run that has one; a broken job costs its own part of the table, not the rest."""
     found: dict[str, RunJob] = {}
     for run in runs:
-        if run.job is None:
+        if run.job is None and not config.job_names(inventory):
             continue
         try:
-            job = config.load_job(inventory, run.job)
+            job = config.choose_job(inventory, run, None)
             found[run.name] = (job, config.choose_eval_host(inventory, run, None), harness.local(job))
         except OrchError as error:
             warnings.append(f"run {run.name}: {error.message}")
@@ -147,13 +149,14 @@ def _run_row(
         source=facts.source if facts else None,
         latest=latest,
         latest_age=scan.latest_age if scan else None,
-        steps_behind=step - latest.step if latest and step is not None else None,
+        steps_behind=max(0, step - latest.step) if latest and step is not None else None,
         next_checkpoint_in=_next_checkpoint(checkpoints.spacing(scan) if scan else None, latest, progress),
         skipped=checkpoints.passed_over(scan) if scan else (),
         harness=drift,
         evaluations=mine,
         unevaluated=tuple(step for step in complete if step not in done) if seen else tuple(complete),
         remote_folder=seen.remote_folder if seen else (),
+        seen=facts is not None,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from orchestrator import config
 from orchestrator.actions import harness
@@ -14,8 +15,15 @@ from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.connection import Connection
 from orchestrator.workflows.look import Look, look_at
 
-Consent = Callable[[Drift, Sequence[FileDiff]], bool]
-"""asked before anything that orch did not put there is replaced"""
+
+class Consent(Protocol):
+    """Asked before anything that orch did not put there is replaced."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether it could be given at all: `--yes`, or somebody at a terminal."""
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +40,7 @@ class SyncReport:
 def compare(inventory: Inventory, job_name: str | None, host_name: str | None, connections: Connections) -> SyncReport:
     """The difference between the local harness and the host's; nothing is changed."""
     job = config.load_job(inventory, job_name or config.only_job(inventory))
-    run = next((run for run in inventory.runs.values() if run.job == job.name), None)
+    run = next((run for run in inventory.runs.values() if run.job in (None, job.name)), None)
     host = config.choose_eval_host(inventory, run, host_name)
     ours = harness.local(job)
     outcome = look_at([Look(host=host, job=job, local=ours)], connections, inventory.timeouts)[0]

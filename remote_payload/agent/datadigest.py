@@ -17,6 +17,8 @@ FRESH = 2_000_000_000
 """nanoseconds: a file changed so shortly before it was read is not remembered, for it may change within one tick"""
 KEEP_EVERY = 5.0
 """seconds between two writings of the memory"""
+moved_at = 0.0
+"""when bytes of data were last read (monotonic)"""
 _Memory = Dict[str, List[Any]]
 
 
@@ -102,6 +104,7 @@ def _files(top: bytes) -> Iterator[Tuple[bytes, bytes]]:
 
 
 def _hash(place: bytes, memory: _Memory) -> Tuple[str, int]:
+    global moved_at
     key = to_text(os.path.realpath(place))
     began = time.time_ns()
     with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -116,6 +119,7 @@ def _hash(place: bytes, memory: _Memory) -> Tuple[str, int]:
             if not count:
                 break
             digest.update(memoryview(buffer)[:count])
+            moved_at = time.monotonic()
         if _traits(file.fileno(), place) != before:
             raise _Changed(ascii(key))
     if began - before[1] > FRESH:

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import stat
 from typing import Optional, Tuple
 
-RESULT_LIMIT = 64 << 20
+RESULT_LIMIT = 32 << 20
+"""bytes of a result; it is brought to the laptop with the other small files of its run (runs.COLLECT_LIMIT)"""
 
 
 def of(folder: str, result: str, status: Optional[int], memory_gone: bool) -> Tuple[str, str]:
@@ -15,7 +17,8 @@ def of(folder: str, result: str, status: Optional[int], memory_gone: bool) -> Tu
         why = "killed by signal %d (%s)" % (number, _name(number))
         return "failed", why + (": out of memory" if number == signal.SIGKILL and memory_gone else "")
     if code:
-        return "failed", "exit code %s: %s" % (code, last_line(os.path.join(folder, "log")))
+        why = last_line(os.path.join(folder, "log")) or "its log is empty"
+        return "failed", "exit code %s: %s%s" % (code, why, "" if _has_room(folder) else "; the disk is full")
     return judge_result(folder, result)
 
 
@@ -26,6 +29,11 @@ def decode(status: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
+
+
+def _has_room(folder: str) -> bool:
+    disk = os.statvfs(folder)
+    return disk.f_blocks == 0 or disk.f_bavail > 0
 
 
 def _name(number: int) -> str:
@@ -55,7 +63,10 @@ def judge_result(folder: str, name: str) -> Tuple[str, str]:
     try:
         if not os.path.lexists(path) and os.path.isfile(beside):
             os.replace(beside, path)
-        if os.stat(path).st_size > RESULT_LIMIT:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            return "failed", "%s is no file" % name
+        if found.st_size > RESULT_LIMIT:
             return "failed", "%s is larger than %d bytes" % (name, RESULT_LIMIT)
         with open(path, "rb") as file:
             if not isinstance(json.loads(file.read().decode("utf-8")), dict):
@@ -63,6 +74,6 @@ def judge_result(folder: str, name: str) -> Tuple[str, str]:
             os.fsync(file.fileno())
     except OSError as error:
         return "failed", "it ended with exit code 0 but left no %s (%s)" % (name, error.strerror)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return "failed", "%s is not JSON: %s" % (name, error)
     return "succeeded", ""

@@ -6,9 +6,9 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from remote_payload.agent import manifest
 from remote_payload.agent.errors import AgentError
-from remote_payload.agent.folder import Folder
+from remote_payload.agent.folder import Folder, steps
 from remote_payload.agent.manifest import Entry
-from remote_payload.agent.scratch import expand, read_json
+from remote_payload.agent.scratch import expand, read_record
 
 EXTRAS = 500
 """names of files that no manifest holds, at most"""
@@ -20,10 +20,22 @@ TOTAL_LIMIT = 16 << 20
 
 
 def base_of(root: str) -> Optional[List[Entry]]:
-    """The manifest that was last synced to `root`, kept there; None where there is none."""
-    synced = read_json(os.path.join(root, ".orch", "synced.json"))
+    """The manifest that was last synced to `root`, kept there; None where there is none, or something else there."""
+    synced = read_record(os.path.join(root, ".orch", "synced.json"))
     files = synced.get("files") if synced else None
-    return files if isinstance(files, list) else None
+    return files if isinstance(files, list) and all(map(_is_entry, files)) else None
+
+
+def _is_entry(one: Any) -> bool:
+    """Whether a row of a file on the host is a manifest's: its path leads nowhere else."""
+    if not isinstance(one, dict) or not isinstance(one.get("path"), str) or manifest.odd(one["path"]):
+        return False
+    try:
+        steps(one["path"])
+    except AgentError:
+        return False
+    numbers = isinstance(one.get("mode"), int) and isinstance(one.get("size"), int)
+    return numbers and isinstance(one.get("sha256"), str) and one["sha256"].isascii()
 
 
 def facts(remote: str, entries: Sequence[Entry], ignore: Optional[Iterable[str]] = None) -> Dict[str, Any]:

@@ -23,7 +23,8 @@ def look(recorded: Record, run_id: str = "") -> str:
     """alive; gone (for certain); or elsewhere: recorded on another machine that shares this folder."""
     if recorded.get("incarnation") != identity.incarnation():
         return "gone" if recorded.get("node") == os.uname().nodename else "elsewhere"
-    now = identity.read_stat(int(recorded["pid"]))
+    pid = recorded.get("pid")
+    now = identity.read_stat(pid) if isinstance(pid, int) else None
     if now is None or now.state in "ZX" or now.start_ticks != recorded.get("start_ticks"):
         return "gone"
     return "gone" if run_id and not _may_be(now.pid, run_id) else "alive"

@@ -1,6 +1,6 @@
 """One question, one answer, then gone: what runs on a host for as long as the controller listens.
 
-The controller starts `python3 -I -B -c STAGE` and sends over stdin: the length of a bundle, the bundle (all agent
+The controller starts `python3 -I -S -B -c STAGE` and sends over stdin: the length of a bundle, the bundle (all agent
 modules), a request frame, and from then on heartbeats. This side answers with progress, data and one last J frame, and
 lives on that heartbeat: silence or EOF on stdin ends it, with every process that it started.
 """
@@ -8,7 +8,6 @@ lives on that heartbeat: silence or EOF on stdin ends it, with every process tha
 import os
 import sys
 import time
-import traceback
 from typing import Any, BinaryIO, Dict
 
 from remote_payload.agent import wire
@@ -66,7 +65,10 @@ def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
         return {"answer": getattr(loaded, function)(request["args"], talk)}
     except AgentError as error:
         return {"error": {"kind": error.kind, "message": error.message, "hint": error.hint}}
-    except Exception:  # a bug: its traceback crosses the wire and lands in the controller's log file
+    except Exception:
+        import traceback
+
+        # a bug: its traceback crosses the wire and lands in the controller's log file
         return {"bug": traceback.format_exc()[-8000:]}
 
 

@@ -1,15 +1,16 @@
 """Proofs that a checkpoint is whole, each from the structure of its files alone, and what evaluation needs of it."""
 
-import hashlib
 import json
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence
 
 from remote_payload.agent import safetensors_file
 from remote_payload.agent.openfile import OpenFile
-from remote_payload.agent.torchfile import TorchFile
 from remote_payload.agent.tree import Tree, join
 from remote_payload.agent.verdicts import Refusal, Torn
+
+if TYPE_CHECKING:
+    from remote_payload.agent.torchfile import TorchFile
 
 MAX_JSON = 16 * 1024 * 1024
 BESIDE_WEIGHTS = re.compile(
@@ -39,7 +40,7 @@ class Proof:
         """bytes of the whole checkpoint"""
         self.step: Optional[int] = None
         """the training step that the files themselves name"""
-        self.torch: Optional[TorchFile] = None
+        self.torch: "Optional[TorchFile]" = None
         """set where the model has to be taken out of a torch file"""
         self.model_key: Optional[str] = None
         self.refused = ""
@@ -59,6 +60,8 @@ class Proof:
 
 def torch_proof(tree: Tree, path: str, model_key: Optional[str] = None) -> Proof:
     """One torch file that holds everything. Raises Torn, OSError."""
+    from remote_payload.agent.torchfile import TorchFile
+
     file = tree.open(path)
     member = Member(path.rpartition("/")[2], file)
     try:
@@ -77,6 +80,8 @@ def torch_proof(tree: Tree, path: str, model_key: Optional[str] = None) -> Proof
 
 def weights_proof(tree: Tree, folder: str) -> Proof:
     """A folder of safetensors (one file, or shards and index), else of one pytorch_model.bin. Raises Torn, OSError."""
+    import hashlib
+
     entries = {entry.name: entry for entry in tree.entries(folder) if entry.kind in ("file", "link")}
     weights = _needed_weights(tree, folder, list(entries))
     if not weights:
@@ -107,6 +112,8 @@ def weights_proof(tree: Tree, folder: str) -> Proof:
 
 def weights_file_proof(tree: Tree, path: str) -> Proof:
     """One safetensors file that is the model. Raises Torn, OSError."""
+    import hashlib
+
     file = tree.open(path)
     member = Member(path.rpartition("/")[2], file)
     digest = hashlib.sha256()
@@ -225,5 +232,7 @@ def _binary_proof(tree: Tree, folder: str) -> Proof:
 
 def _stamp_identity(members: Sequence[Member]) -> str:
     """For files without CRCs: name, inode, size and time stand for the content."""
+    import hashlib
+
     stamps = sorted((member.name, tuple(member.file.stamp)) for member in members)
     return hashlib.sha256(repr(stamps).encode("utf-8")).hexdigest()

@@ -124,12 +124,17 @@ class _Push:
         return place
 
     def _verify_unchanged(self) -> Dict[str, Optional[Entry]]:
-        """What is at every path now. Raises AgentError where that is not what the plan saw."""
+        """What is at every path now. Raises AgentError where that is neither what the plan saw nor what it wants."""
         found = {path: self.folder.entry(path) for path in [*self.entries, *self.delete]}
         touched = {*self.send, *self.delete}
         for path, entry in found.items():
             seen = self.expected.get(path) if path in touched else self.entries[path]
             same = _content(entry) == _content(seen) and (path not in touched or _mode(entry) == _mode(seen))
+            wanted = self.entries.get(path)
+            same = same or (_content(entry), _mode(entry)) == (
+                _content(wanted),
+                _mode(wanted),
+            )  # pushed by another orch
             if not same:
                 raise AgentError(
                     "%s changed meanwhile; %s" % (os.path.join(self.root, path), _UNCHANGED),

@@ -29,7 +29,7 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         parts["eval"] = lambda: _eval_facts(args["eval"], talk)
     if args.get("runs"):
         parts["runs"] = lambda: _runs(args["runs"], bool(args.get("sample")), talk)
-    told = together(parts)
+    told = together(parts, _digesting)
     gpus = told.get("gpus") or {"gpus": [], "note": None}
     host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
     runs = told.get("runs", {})
@@ -38,8 +38,18 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     return {"host": host, "runs": runs, "eval": told.get("eval")}
 
 
-def together(parts: Parts) -> Dict[str, Any]:
-    """Every part's value, computed at the same time, or {"error": message} in its place."""
+def _digesting() -> float:
+    """When data was last seen to move: reading 100 GB for their digest takes long, and is no hanging file system."""
+    from remote_payload.agent import datadigest
+
+    return datadigest.moved_at
+
+
+def together(parts: Parts, moved: Callable[[], float] = lambda: 0.0) -> Dict[str, Any]:
+    """Every part's value, computed at the same time, or {"error": message} in its place.
+
+    Patience ends PATIENCE_S after the start, or after the time (monotonic) that `moved` returns.
+    """
     values: Dict[str, Any] = {
         name: {"error": "no answer within %.0f s: does a file system hang?" % PATIENCE_S} for name in parts
     }
@@ -49,9 +59,13 @@ def together(parts: Parts) -> Dict[str, Any]:
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + PATIENCE_S
+    began = time.monotonic()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.is_alive():
+            left = max(began, moved()) + PATIENCE_S - time.monotonic()
+            if left <= 0:
+                break
+            thread.join(left)
     values.update(dict(answers))  # a copy: a late thread may still add to it
     return values
 
@@ -66,10 +80,11 @@ def _answer_into(answers: Dict[str, Any], name: str, part: Callable[[], Any]) ->
 
 
 def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]:
-    from remote_payload.agent.processes import Processes
+    processes = None
+    if any(run.get("process") for run in runs):
+        from remote_payload.agent.processes import Processes
 
-    needs_processes = any(run.get("process") for run in runs)
-    processes = Processes() if needs_processes else None
+        processes = Processes()
     answers: Dict[str, Dict[str, Any]] = {}
     parts: Parts = {}
     for run in runs:
@@ -166,4 +181,7 @@ def _gpus(talk: Any) -> Dict[str, Any]:
 def _eval_facts(asked: Dict[str, Any], talk: Any) -> Any:
     from remote_payload.agent import evalbox
 
-    return evalbox.facts(asked, talk)
+    try:
+        return evalbox.facts(asked, talk)
+    except AgentError as error:
+        return {"error": error.message, "hint": error.hint, "kind": error.kind}

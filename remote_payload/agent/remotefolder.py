@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Set
 
@@ -107,6 +108,7 @@ def _headline(place: bytes, dotted: Optional[str]) -> Optional[float]:
             value = json.loads(file.read().decode("utf-8"))
         for key in dotted.split("."):
             value = value[key]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if number else None

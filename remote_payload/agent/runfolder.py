@@ -15,7 +15,7 @@ from remote_payload.agent.inflow import unwritable, write_all
 
 SPEC, STARTED, EXIT = "spec.json", "started.json", "exit.json"
 OWN_FILES = (SPEC, STARTED, EXIT, "harness", "harness.json", "log", "heartbeat", "progress.jsonl", launcher.SUPERVISOR)
-_PLACEHOLDER = re.compile(r"\{(python|checkpoint|result|data\.[^{}]+)\}")
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{(python|checkpoint|result|data\.[^{}]+)\}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 
 
@@ -147,10 +147,15 @@ def interpreter(python: str) -> str:
 
 
 def fill(word: str, values: Dict[str, str]) -> str:
-    """One word of the command with its placeholders filled in. Raises AgentError for a data name that is not there."""
+    """One word of the command with its placeholders filled in, and `{{name}}` as `{name}`.
+
+    Raises AgentError for a data name that is not there.
+    """
 
     def value(match: "re.Match[str]") -> str:
-        name = match.group(1)
+        name = match.group(2)
+        if name is None:
+            return "{%s}" % match.group(1)
         if name not in values:
             raise AgentError("the command names {%s}, which the job does not define" % name, kind="config")
         return values[name]

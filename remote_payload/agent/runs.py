@@ -20,7 +20,8 @@ LOG_PIECE = 64 << 10
 """bytes of log in one message"""
 LOG_BEHIND = 1 << 20
 """bytes that a follower may be behind before the middle is skipped"""
-COLLECT_LIMIT = 16 << 20
+COLLECT_LIMIT = 40 << 20
+"""bytes of a run's small files together: any result (ending.RESULT_LIMIT) fits, and base64 of it fits one frame"""
 TERMINAL = ("succeeded", "failed", "cancelled", "refused", "lost")
 
 
@@ -35,9 +36,12 @@ def list_runs(workdir: str) -> List[Dict[str, Any]]:
 
 
 def row_of(folder: str) -> Optional[Dict[str, Any]]:
-    """The row of one run folder; None for a folder that is none."""
-    spec = scratch.read_json(os.path.join(folder, SPEC))
-    if spec is None:
+    """The row of one run folder; None for a folder that is none, such as a copy of one under another name.
+
+    Raises AgentError for one that a newer orch wrote.
+    """
+    spec = scratch.read_record(os.path.join(folder, SPEC))
+    if spec is None or spec.get("id") != os.path.basename(folder) or not isinstance(spec.get("step"), int):
         return None
     row = {name: spec.get(name) for name in ("id", "key", "attempt", "job", "host", "run", "step", "checkpoint")}
     row.update(
@@ -47,7 +51,7 @@ def row_of(folder: str) -> Optional[Dict[str, Any]]:
     row.update(started_at=started.get("started_at"), rung=started.get("rung", ""))
     row["state"], row["reason"] = _living_state(folder, started, str(spec.get("id")))
     ended = scratch.read_json(os.path.join(folder, EXIT))  # read last: what ended meanwhile has ended
-    if ended is not None:
+    if ended is not None and ended.get("state") in TERMINAL:
         row.update({name: ended.get(name) for name in ("state", "exit_code", "signal", "reason", "ended_at", "rung")})
     return row
 
@@ -141,7 +145,10 @@ def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
     try:
         launcher.start(folder, run_id, secrets)
     except (OSError, AgentError) as error:
-        _write_off(folder, "failed", str(error))
+        try:
+            _write_off(folder, "failed", str(error))
+        except OSError:
+            pass  # a full disk: without that file the run counts as lost
         raise AgentError("run %s did not start: %s" % (run_id, error)) from None
     row = row_of(folder)
     if row is None or row["state"] not in ("running", *TERMINAL):
@@ -224,7 +231,7 @@ def progress_of(folder: str) -> Optional[Dict[str, Any]]:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
                 lines = file.read().rpartition(b"\n")[0].split(b"\n")
             value = json.loads(lines[-1].decode("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             return value
@@ -233,7 +240,7 @@ def progress_of(folder: str) -> Optional[Dict[str, Any]]:
 
 def collect_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """args {"workdir", "id"} -> {"run": row, "files": [{"name", "size", "data": base64}], "left_out": [names]}: spec,
-    harness manifest, started, exit, result and the log's last 64 KiB (as "log.tail"); 16 MiB in all."""
+    harness manifest, started, exit, result and the log's last 64 KiB (as "log.tail"); COLLECT_LIMIT bytes in all."""
     folder = runfolder.folder_of(args["workdir"], args["id"])
     row = row_of(folder)
     if row is None:

@@ -12,7 +12,6 @@ from remote_payload.agent import layouts
 from remote_payload.agent.layouts.base import Found, Layout
 from remote_payload.agent.openby import someone_writes
 from remote_payload.agent.proofs import Proof
-from remote_payload.agent.stream import ship_bytes
 from remote_payload.agent.tree import Tree, join
 from remote_payload.agent.verdicts import Refusal, Torn
 
@@ -183,6 +182,8 @@ def _files(tree: Tree, path: str) -> List[str]:
 
 
 def _latest(tree: Tree, one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[str, Any]:
+    from remote_payload.agent.stream import ship_bytes
+
     step = one.step if one.step is not None else one.found.step
     if one.step is not None and one.found.step is not None and one.step != one.found.step:
         warnings.append("%s holds step %d, not %d as its name says" % (one.found.path, one.step, one.found.step))

@@ -8,7 +8,10 @@ import time
 from typing import Any, Dict, Iterator, Optional
 
 from remote_payload.agent import incarnation
+from remote_payload.agent.errors import AgentError
 
+SCHEMA = 1
+"""of the files that orch writes on an evaluation host"""
 WRITER = "writer.json"
 UNCLAIMED = 60.0
 """seconds after which a folder without a writer's record is nobody's"""
@@ -26,7 +29,11 @@ def create(parent: str, prefix: str) -> str:
     os.makedirs(parent, exist_ok=True)
     path = os.path.join(parent, "%s-%s" % (prefix, os.urandom(6).hex()))
     os.mkdir(path, 0o700)
-    write_json(os.path.join(path, WRITER), incarnation.record(os.getpid()))
+    try:
+        write_json(os.path.join(path, WRITER), incarnation.record(os.getpid()))
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return path
 
 
@@ -83,9 +90,18 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
     try:
         with open(path, "rb") as file:
             value = json.loads(file.read().decode("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last for thousands of brackets in each other
         return None
     return value if isinstance(value, dict) else None
+
+
+def read_record(path: str) -> Optional[Dict[str, Any]]:
+    """A file that orch wrote: as `read_json`. Raises AgentError for one that a newer orch wrote."""
+    value = read_json(path)
+    schema = (value or {}).get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise AgentError("%s was written by a newer orch (schema %d)" % (path, schema), "update orch", kind="refused")
+    return value
 
 
 def sync_folder(path: str) -> None:

@@ -42,10 +42,13 @@ def record_of(workdir: str, identity: str) -> Optional[Dict[str, Any]]:
     """The checkpoint.json of a staged checkpoint: {"identity", "step", "files", "bytes", "source", "entry", ...}; None
     when it is not staged, or a file of it has gone or has another size."""
     folder = folder_of(workdir, identity)
-    record = scratch.read_json(os.path.join(folder, RECORD))
+    record = scratch.read_record(os.path.join(folder, RECORD))
     if record is None or record.get("identity") != identity:
         return None
-    whole = all(_size(os.path.join(folder, one["path"])) == one["size"] for one in record["files"])
+    try:
+        whole = all(_size(os.path.join(folder, one["path"])) == one["size"] for one in record["files"])
+    except (KeyError, TypeError):
+        return None  # damaged
     return record if whole else None
 
 

@@ -94,6 +94,7 @@ class Supervisor:
     def give_up(self, trace: str) -> None:
         """The supervisor itself can't go on (its folder was removed, or a bug): end everything and say so."""
         self._end_all()
+        os.write(2, trace.encode("utf-8", "replace"))  # who started it listens until it is ready
         try:
             self._finish("failed", "orch's supervisor failed: " + trace.strip().splitlines()[-1])
             with open(self._path("log"), "a") as log:

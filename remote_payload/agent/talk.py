@@ -2,13 +2,15 @@
 
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from remote_payload.agent import wire
+
+if TYPE_CHECKING:
+    import subprocess
 
 ENDED_BY_SILENCE = 71
 """exit status when the controller was not heard for `dead` seconds, or closed stdin"""
@@ -68,6 +70,8 @@ class Talk:
 
     def spawn(self, argv: List[str], **options: Any) -> "subprocess.Popen[Any]":
         """A child process that ends with the agent."""
+        import subprocess
+
         child = subprocess.Popen(argv, **options)
         self._children.append(child)
         return child
@@ -107,9 +111,15 @@ class Talk:
 
     def _next_frame(self) -> Optional[Tuple[bytes, bytes]]:
         try:
-            return wire.read_frame(self._stdin.read)
+            return wire.read_frame(self._some)
         except (wire.WireError, OSError, ValueError):
             return None
+
+    def _some(self, size: int) -> bytes:
+        """A part of a frame: on a slow line a whole one may take longer than the silence that counts as an end."""
+        data: bytes = self._stdin.read1(size)  # type: ignore[attr-defined]
+        self._heard = time.monotonic()
+        return data
 
     def _send_beats(self) -> None:
         while True:

@@ -10,7 +10,8 @@ The taps are the target's residual stream after decoder layer id (counted from 0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import mmap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,12 +22,14 @@ from drafter_config import DrafterConfig, check_taps
 from files import open_safetensors, read_json, sha256
 from refusal import Refused
 from safetensors.torch import save_file
+from safetensors_reader import encode_header
 from target import TargetEnds, load_stored_ends
 from torch import Tensor
 
 SCHEMA = 1
 TAPS = "post-layer residual, id+1"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _REQUIRED = {
     "target": dict,
     "target_layer_ids": list,
@@ -106,10 +109,7 @@ def load_cache(folder: Path) -> Cache:
     """
     if not folder.is_dir():
         raise Refused(f"{folder}: no such folder")
-    if not (folder / "manifest.json").exists():
-        raise Refused(f"{folder}: has no manifest.json: not a hidden-state cache, or its extraction didn't finish")
-    manifest = read_json(folder / "manifest.json")
-    _check_manifest(manifest, folder)
+    manifest = read_manifest(folder)
     prompts = tuple(_prompt(entry, manifest, folder) for entry in manifest["prompts"])
     if not prompts:
         raise Refused(f"{folder}: holds no prompts")
@@ -118,12 +118,27 @@ def load_cache(folder: Path) -> Cache:
     return Cache(folder, manifest, prompts)
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a whole cache, checked in itself; the files that it names are not looked at."""
+    if not (folder / "manifest.json").exists():
+        raise Refused(f"{folder}: has no manifest.json: not a hidden-state cache, or its extraction didn't finish")
+    manifest = read_json(folder / "manifest.json")
+    _check_manifest(manifest, folder)
+    return manifest
+
+
 def _check_file(file: Path, facts: Any) -> None:
     facts = facts if isinstance(facts, dict) else {}
     if not file.is_file() or file.stat().st_size != facts.get("bytes"):
-        raise Refused(f"{file}: missing, or not of the size in the manifest ({facts.get('bytes')} bytes)")
+        raise Refused(
+            f"{file}: missing, or not of the size in the manifest ({facts.get('bytes')} bytes). {_cure(file)}"
+        )
     if sha256(file) != facts.get("sha256"):
-        raise Refused(f"{file}: damaged: its bytes are not those that were written. Extract the cache again")
+        raise Refused(f"{file}: damaged: its bytes are not those that were written. {_cure(file)}")
+
+
+def _cure(file: Path) -> str:
+    return f"Make it again: extract_hidden_states.py --rebuild {file.name} --target DIR --out CACHE"
 
 
 def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
@@ -174,7 +189,7 @@ def save_ends(ends: TargetEnds, file: Path) -> None:
 
 
 def save_taps(taps_SK: Tensor, file: Path, dtype: str) -> None:
-    """Store the taps of one prompt; the file is there when it is whole."""
+    """Store the taps of one text that is in memory; the file is there when it is whole."""
     _save_whole({"taps": taps_SK.to(DTYPES[dtype]).contiguous()}, file)
 
 
@@ -185,6 +200,42 @@ def _save_whole(tensors: dict[str, Tensor], file: Path) -> None:
     temporary.replace(file)
 
 
-def file_facts(folder: Path, names: Iterator[str]) -> dict[str, dict[str, Any]]:
+class TapFile:
+    """The shard of one text while it grows: taps come a layer at a time, and it gets its name when all are there."""
+
+    def __init__(self, file: Path, tokens: int, width: int, layers: int, dtype: str) -> None:
+        self._file, self._growing = file, file.with_name(f".{file.name}.tmp")
+        self._tokens, self._width, self._layers, self._dtype = tokens, width, layers, DTYPES[dtype]
+        size = tokens * width * layers * self._dtype.itemsize
+        entry = {"dtype": NAMES[dtype], "shape": [tokens, width * layers], "data_offsets": [0, size]}
+        self._header = encode_header({"taps": entry})
+        self._size = len(self._header) + size
+
+    def start(self) -> None:
+        """An empty file of the right size, unless one was begun."""
+        if self._growing.exists() and self._growing.stat().st_size == self._size:
+            return
+        self._growing.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._growing, "wb") as stream:
+            stream.write(self._header)
+            stream.truncate(self._size)
+
+    def write(self, place: int, tap_SH: Tensor, durable: bool) -> None:
+        """Store one layer's tap [S, H] as columns; `durable` waits for the disk."""
+        with open(self._growing, "rb+") as stream, mmap.mmap(stream.fileno(), 0) as memory:
+            flat = torch.frombuffer(memory, dtype=torch.uint8)[len(self._header) :].view(self._dtype)
+            taps_SK = flat.view(self._tokens, self._layers * self._width)
+            taps_SK[:, place * self._width : (place + 1) * self._width] = tap_SH
+            if durable:
+                memory.flush()
+            del flat, taps_SK
+
+    def finish(self) -> None:
+        """Give the file its name; nothing happens where it has it."""
+        if self._growing.exists():
+            self._growing.replace(self._file)
+
+
+def file_facts(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Size and digest of each file of a cache being finished."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in names}

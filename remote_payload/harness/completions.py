@@ -1,24 +1,30 @@
-"""The target and its greedy texts: in this process on the CPU, or from an SGLang server that takes and returns ids."""
+"""Greedy texts of a target: by transformers in this process, for a target that fits its memory, or by a server.
+
+Each finished text is kept at once, so an interrupted extraction asks for the missing ones only.
+"""
 
 from __future__ import annotations
 
-import json
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from files import read_json
+from files import read_json, write_json
+from memory import anonymous_memory, size_text
+from progress import Progress
+from prompt_files import Prompt
 from refusal import Refused
-from target import Head, TargetEnds
-from torch import Tensor
+from safetensors_reader import TensorFiles
+from servers import Server
 
-Complete = Callable[[Sequence[int]], tuple[int, ...]]
-_PAUSES = (1, 2, 4)  # seconds between attempts
+Completed = Iterator[tuple[int, tuple[int, ...]]]
+"""(index of the prompt, its continuation), in the order in which they are ready."""
+_BATCH = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,35 +33,39 @@ class Target:
 
     model: Any
     stop_ids: frozenset[int]
-    num_layers: int
 
-    @torch.inference_mode()
     def complete(self, max_new_tokens: int, prompt_ids: Sequence[int]) -> tuple[int, ...]:
         """Greedy continuation, up to and with a stop token."""
-        produced: list[int] = []
-        pending, past = torch.tensor([list(prompt_ids)]), None
-        while len(produced) < max_new_tokens:
-            out = self.model(pending, past_key_values=past, use_cache=True, logits_to_keep=1)
-            produced.append(int(out.logits[0, -1].argmax()))
-            if produced[-1] in self.stop_ids:
-                break
-            pending, past = torch.tensor([produced[-1:]]), out.past_key_values
-        return tuple(produced)
+        return self.complete_batch(max_new_tokens, [prompt_ids])[0]
 
     @torch.inference_mode()
-    def read(
-        self, token_ids: Sequence[int], prompt_length: int, layer_ids: Sequence[int], ends: TargetEnds
-    ) -> tuple[Tensor, tuple[int, ...]]:
-        """Taps [S, K*H] of a text, and the target's choice for each token after the prompt, in one forward pass."""
-        out = self.model.base_model(torch.tensor([list(token_ids)]), output_hidden_states=True, use_cache=False)
-        taps_SK = torch.cat([out.hidden_states[layer + 1][0] for layer in layer_ids], dim=-1)
-        predicting = out.last_hidden_state[0, prompt_length - 1 : len(token_ids) - 1]
-        return taps_SK, tuple(Head(ends.head_VH).best(predicting, 1).ids_RK[:, 0].tolist())
+    def complete_batch(self, max_new_tokens: int, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """Greedy continuations of several prompts at once; shorter ones are padded on the left, under a mask."""
+        from transformers import GenerationConfig
+
+        longest = max(map(len, prompts))
+        ids_BT = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask_BT = torch.zeros_like(ids_BT)
+        for row, prompt in enumerate(prompts):
+            ids_BT[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask_BT[row, longest - len(prompt) :] = 1
+        settings = GenerationConfig(  # nothing of the target's own: a penalty or sampling would not be greedy
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(self.stop_ids) or None,
+            pad_token_id=0,
+        )
+        out_BT = self.model.generate(ids_BT, attention_mask=mask_BT, generation_config=settings)
+        return [self._up_to_stop(row.tolist()) for row in out_BT[:, longest:]]
+
+    def _up_to_stop(self, ids: list[int]) -> tuple[int, ...]:
+        first = next((place for place, token in enumerate(ids) if token in self.stop_ids), len(ids))
+        return tuple(ids[: first + 1])
 
 
 def load_target(folder: Path) -> Target:
     """Load a target strictly. Raises `Refused` where weights are missing or the folder is no causal language model."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -74,7 +84,8 @@ def load_target(folder: Path) -> Target:
     missing = sorted(info["missing_keys"]) + sorted(str(each) for each in info["mismatched_keys"])
     if missing:
         raise Refused(f"{folder}: {missing[0]} and {len(missing) - 1} more are missing: they would be random numbers")
-    return Target(model.eval(), stop_ids_of(folder), model.config.get_text_config().num_hidden_layers)
+    model.generation_config = GenerationConfig()
+    return Target(model.eval(), stop_ids_of(folder))
 
 
 def stop_ids_of(folder: Path) -> frozenset[int]:
@@ -88,36 +99,68 @@ def stop_ids_of(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-def complete_by_server(url: str, stop_ids: frozenset[int], count: int, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-    """Greedy continuation by SGLang's /generate. Raises `Refused` when it doesn't answer, after some attempts."""
-    request = generate_request(prompt_ids, count, stop_ids)
-    pauses = iter(_PAUSES)
-    while True:
+def check_fits(files: TensorFiles, budget: int) -> None:
+    """Refuse to generate in this process what it has no room for."""
+    size = sum(4 * math.prod(place.shape) for place in files.places.values())
+    if size + anonymous_memory() > budget:
+        raise Refused(
+            f"{files.folder}: in memory it takes {size_text(size)}, more than the {size_text(budget)} to be used. "
+            "Take its texts from a server (--server URL)"
+        )
+
+
+class Texts:
+    """The completions of a prompt set in a folder, one small file each."""
+
+    def __init__(self, folder: Path, prompts: Sequence[Prompt]) -> None:
+        self._folder, self._prompts = folder, prompts
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def missing(self) -> list[int]:
+        return [index for index in range(len(self._prompts)) if not self._file(index).exists()]
+
+    def take(self, completed: Completed, progress: Progress) -> None:
+        """Keep completions as they come."""
+        for index, ids in completed:
+            write_json(self._file(index), {"produced": list(ids)})
+            progress.step("complete", f"{self._prompts[index].id}: {len(ids)} tokens")
+
+    def all(self) -> list[tuple[int, ...]]:
+        """Prompt and continuation of every prompt."""
+        produced = [read_json(self._file(index))["produced"] for index in range(len(self._prompts))]
+        return [(*prompt.token_ids, *ids) for prompt, ids in zip(self._prompts, produced, strict=True)]
+
+    def _file(self, index: int) -> Path:
+        return self._folder / f"{index:05d}.json"
+
+
+def by_target(folder: Path, prompts: Sequence[Prompt], wanted: Sequence[int], count: int) -> Completed:
+    """Complete in this process, prompts of like length together."""
+    target = load_target(folder)
+    by_length = sorted(wanted, key=lambda index: len(prompts[index].token_ids))
+    for first in range(0, len(by_length), _BATCH):
+        batch = by_length[first : first + _BATCH]
+        yield from zip(batch, target.complete_batch(count, [prompts[i].token_ids for i in batch]), strict=True)
+
+
+def by_server(
+    server: Server, stop_ids: frozenset[int], prompts: Sequence[Prompt], wanted: Sequence[int], count: int, at_once: int
+) -> Completed:
+    """Ask a server, a few prompts at once. The first refusal ends it; what came before is kept."""
+    with ThreadPoolExecutor(at_once) as pool:
+        asked = {pool.submit(server.complete, prompts[i].token_ids, count, stop_ids): i for i in wanted}
         try:
-            return generated_ids(_post(f"{url.rstrip('/')}/generate", request))
-        except (OSError, json.JSONDecodeError) as error:
-            pause = next(pauses, None)
-            wrong_request = isinstance(error, urllib.error.HTTPError) and error.code < 500
-            if pause is None or wrong_request:
-                raise Refused(f"{url}: no completion ({error}). Is an SGLang server running there?") from None
-            time.sleep(pause)
+            for answer in as_completed(asked):
+                yield asked[answer], answer.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def generate_request(prompt_ids: Sequence[int], count: int, stop_ids: frozenset[int]) -> dict[str, Any]:
-    sampling = {"temperature": 0, "max_new_tokens": count, "stop_token_ids": sorted(stop_ids)}
-    return {"input_ids": list(prompt_ids), "sampling_params": sampling}
-
-
-def generated_ids(answer: Any) -> tuple[int, ...]:
-    """The generated token ids of a /generate answer."""
-    ids = answer.get("output_ids") if isinstance(answer, dict) else None
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-        raise Refused("the server's answer holds no output_ids: is it SGLang's /generate?")
-    return tuple(ids)
-
-
-def _post(url: str, document: dict[str, Any]) -> Any:
-    body = json.dumps(document).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as response:
-        return json.load(response)
+def key_from(variable: str | None) -> str | None:
+    """A server's key, from the environment."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise Refused(f"the environment has no {variable} (--server-key-from)")
+    return os.environ[variable]

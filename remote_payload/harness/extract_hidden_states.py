@@ -2,61 +2,40 @@
 
     python extract_hidden_states.py --target DIR --drafter DIR --out CACHE
     python extract_hidden_states.py --target DIR --layers 1,9,17,25,33 --prompts my.jsonl --out CACHE
+    python extract_hidden_states.py --target DIR --drafter DIR --server http://127.0.0.1:30000 --out CACHE
+    python extract_hidden_states.py --target DIR --out CACHE --rebuild shards/00017.safetensors
 
-Runs on the CPU, one prompt after the other. Interrupted, the same command goes on where it stopped. The cache appears
-at --out when it is whole; until then it grows in a folder beside it. Exits with 0, or 2 and a sentence.
+Texts come from a server, or from this process where the whole target fits --memory. Hidden states are computed here on
+the CPU, in float32, layer by layer: a layer's weights are read once, run over all texts and dropped, so a target may be
+several times larger than the memory. Interrupted, the same command goes on where it stopped: at a prompt, at a
+layer. The cache appears at --out when it is whole; until then it grows in a folder beside it.
+
+Exits with 0, or 2 and a sentence.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import cache
-import completions
+import memory
+import servers
 from checkpoint_files import read_config
+from completions import key_from
+from decoder import Decoder
 from drafter_config import DrafterConfig, check_taps
-from files import digest_of, read_json, safetensors_of, sha256, write_json
-from machine import require_cpu, set_threads, versions
-from progress import Progress
-from prompt_files import Prompt, PromptSet, read_prompts
+from extraction import Extraction, Means, digest_of_target, extract
+from files import read_json
+from machine import require_cpu, set_threads
+from prompt_files import read_prompts
+from rebuilding import rebuild
 from refusal import Refused
-from target import TargetEnds, load_ends
+from safetensors_reader import TensorFiles
 
 DEMO = Path(__file__).parent / "prompts" / "demo.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extraction:
-    """Everything that decides what a cache holds; the same settings give the same cache."""
-
-    target: Path
-    layer_ids: tuple[int, ...]
-    prompts: PromptSet
-    max_new_tokens: int
-    thinking: bool
-    dtype: str
-    server: str | None
-    target_digest: str
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "target_digest": self.target_digest,
-            "target_layer_ids": list(self.layer_ids),
-            "prompts_digest": self.prompts.digest,
-            "template": self.prompts.template,
-            "thinking": self.thinking,
-            "dtype": self.dtype,
-            "max_new_tokens": self.max_new_tokens,
-            "text_engine": "sglang" if self.server else "transformers",
-        }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         require_cpu()
         set_threads()
-        extract(plan(arguments), arguments.out)
+        print(run(arguments))
     except (Refused, OSError) as error:
         print(f"extract_hidden_states: {error}", file=sys.stderr)
         return 2
@@ -84,17 +63,47 @@ def parser() -> argparse.ArgumentParser:
     layers.add_argument(
         "--drafter", type=Path, metavar="DIR", help="tap the layers that this drafter (config.json) reads"
     )
+    layers.add_argument(
+        "--rebuild", action="append", metavar="FILE", help="make a damaged file of CACHE again, and nothing else"
+    )
     add("--prompts", type=Path, default=DEMO, metavar="JSONL", help="id, data_set and prompt, messages or token_ids")
     add("--max-new-tokens", type=_count, default=256, metavar="N", help="longest completion (default 256)")
     add("--template", choices=("chat", "raw"), help="default: chat where the tokenizer has a template")
     add("--thinking", action="store_true", help="let the chat template ask for thinking")
     add("--dtype", choices=sorted(cache.DTYPES), default="float32", help="how taps are stored (default float32)")
-    add("--server", metavar="URL", help="take completions from this SGLang server instead of computing them")
+    add(
+        "--memory",
+        type=memory.parse_size,
+        metavar="SIZE",
+        help="memory that this process may fill, like 12GiB (default: most of what is free)",
+    )
+    add(
+        "--no-greedy-check",
+        action="store_true",
+        help="take the texts for the target's own choice: layers above the last tapped one and the head are not run",
+    )
+    server = parser.add_argument_group("texts from a server")
+    server.add_argument("--server", metavar="URL", help="take completions from there instead of computing them")
+    server.add_argument(
+        "--api", choices=servers.APIS, default="generate", help="SGLang's /generate (default), or /v1/completions"
+    )
+    server.add_argument("--server-model", metavar="NAME", help="model to name to /v1/completions (default: the first)")
+    server.add_argument("--server-key-from", metavar="VARIABLE", help="environment variable that holds a bearer token")
+    server.add_argument("--at-once", type=_count, default=4, metavar="N", help="prompts asked for at once (default 4)")
     return parser
 
 
-def plan(arguments: argparse.Namespace) -> Extraction:
-    """Check everything that can be checked before the target is loaded."""
+def run(arguments: argparse.Namespace) -> str:
+    """Extract or rebuild; return the sentence to print."""
+    means = Means(memory=arguments.memory or memory.default_budget(), at_once=arguments.at_once)
+    if arguments.rebuild:
+        return rebuild(arguments.target, arguments.out, arguments.rebuild, means)
+    extraction, decoder = plan(arguments)
+    return extract(extraction, decoder, arguments.out, means)
+
+
+def plan(arguments: argparse.Namespace) -> tuple[Extraction, Decoder]:
+    """Check everything that can be checked before anything long is done."""
     layer_ids = arguments.layers or DrafterConfig.from_hf(read_config(arguments.drafter)).target_layer_ids
     config = read_json(arguments.target / "config.json")
     layers = (config.get("text_config") or config).get("num_hidden_layers")
@@ -102,157 +111,21 @@ def plan(arguments: argparse.Namespace) -> Extraction:
         raise Refused(f"{arguments.target}/config.json: has no num_hidden_layers: not a language model")
     check_taps(layer_ids, layers)
     prompts = read_prompts(arguments.prompts, arguments.target, arguments.template, arguments.thinking)
-    return Extraction(
+    decoder = Decoder(arguments.target, TensorFiles(arguments.target))
+    key = key_from(arguments.server_key_from)
+    server = arguments.server and servers.server_at(arguments.server, arguments.api, arguments.server_model, key)
+    extraction = Extraction(
         target=arguments.target,
         layer_ids=layer_ids,
         prompts=prompts,
         max_new_tokens=arguments.max_new_tokens,
         thinking=arguments.thinking,
         dtype=arguments.dtype,
-        server=arguments.server,
-        target_digest=digest_of_target(arguments.target),
+        server=server,
+        target_digest=digest_of_target(decoder.files),
+        greedy_check=not arguments.no_greedy_check,
     )
-
-
-def digest_of_target(folder: Path) -> str:
-    """Names the target by its configuration and every byte of its weights."""
-    files = {folder / "config.json", *safetensors_of(folder).values()}
-    return digest_of({file.name: sha256(file) for file in files})
-
-
-def extract(extraction: Extraction, out: Path) -> None:
-    """Make the cache at `out`, or find it there."""
-    if out.exists():
-        _check_same(read_json(out / "manifest.json").get("settings"), extraction.settings, out)
-        clear_away(out)
-        print(f"{out}: already there, made with the same settings")
-        return
-    ends = load_ends(extraction.target)
-    _check_ids(extraction.prompts, ends)
-    growing = out.with_name(out.name + ".partial")
-    (growing / "entries").mkdir(parents=True, exist_ok=True)
-    if any((growing / "entries").iterdir()):
-        _check_same(read_json(growing / "settings.json"), extraction.settings, growing)
-    write_json(growing / "settings.json", extraction.settings)
-    cache.save_ends(ends, growing / "target.safetensors")
-    entries = extract_prompts(extraction, ends, growing)
-    finish(extraction, ends, entries, growing)
-    growing.rename(out)
-    clear_away(out)
-    wrong = sum(map(_not_greedy, entries))
-    print(f"{out}: {len(entries)} texts, {sum(len(entry['argmax']) for entry in entries)} generated tokens")
-    if wrong:
-        print(f"warning: {wrong} of them are not the target's own choice here; rounds that meet them are censored")
-
-
-def extract_prompts(extraction: Extraction, ends: TargetEnds, growing: Path) -> list[dict[str, Any]]:
-    """Every prompt's entry of the manifest; taps and entry of each are on disk before the next begins."""
-    prompts = extraction.prompts.prompts
-    waiting = [index for index in range(len(prompts)) if not _entry_file(growing, index).exists()]
-    progress = Progress(len(prompts), growing / "progress.jsonl")
-    progress.skip(len(prompts) - len(waiting), "extract")
-    if waiting:
-        target = completions.load_target(extraction.target)
-        complete = completer(extraction, target)
-        for index in waiting:
-            entry = extract_prompt(extraction, target, ends, complete, prompts[index], growing, index)
-            write_json(_entry_file(growing, index), entry)
-            progress.step("extract", f"{prompts[index].id}: {len(entry['argmax'])} tokens")
-    return [read_json(_entry_file(growing, index)) for index in range(len(prompts))]
-
-
-def completer(extraction: Extraction, target: completions.Target) -> completions.Complete:
-    if extraction.server:
-        return partial(completions.complete_by_server, extraction.server, target.stop_ids, extraction.max_new_tokens)
-    return partial(target.complete, extraction.max_new_tokens)
-
-
-def extract_prompt(
-    extraction: Extraction,
-    target: completions.Target,
-    ends: TargetEnds,
-    complete: completions.Complete,
-    prompt: Prompt,
-    growing: Path,
-    index: int,
-) -> dict[str, Any]:
-    """Complete one prompt, store its taps, and return its entry of the manifest."""
-    token_ids = (*prompt.token_ids, *complete(prompt.token_ids))
-    taps_SK, argmax = target.read(token_ids, len(prompt.token_ids), extraction.layer_ids, ends)
-    shard = f"shards/{index:05d}.safetensors"
-    cache.save_taps(taps_SK, growing / shard, extraction.dtype)
-    return {
-        "id": prompt.id,
-        "data_set": prompt.data_set,
-        "token_ids": list(token_ids),
-        "prompt_length": len(prompt.token_ids),
-        "argmax": list(argmax),
-        "shard": shard,
-    }
-
-
-def finish(extraction: Extraction, ends: TargetEnds, entries: list[dict[str, Any]], growing: Path) -> None:
-    """Write the manifest, last of all."""
-    import transformers
-
-    config = read_json(extraction.target / "config.json")
-    names = ["target.safetensors", *(entry["shard"] for entry in entries)]
-    settings = extraction.settings
-    manifest = {
-        "schema": cache.SCHEMA,
-        "target": {
-            "id": extraction.target.resolve().name,
-            "path": str(extraction.target.resolve()),
-            "digest": extraction.target_digest,
-            "num_layers": (config.get("text_config") or config)["num_hidden_layers"],
-            "hidden_size": ends.hidden_size,
-            "vocab_size": ends.vocab_size,
-            "tied": ends.tied,
-        },
-        "target_layer_ids": list(extraction.layer_ids),
-        "taps": cache.TAPS,
-        "dtype": extraction.dtype,
-        "engine": {"name": "transformers", "version": transformers.__version__, "arithmetic": "float32", **versions()},
-        "text": {"engine": settings["text_engine"], "greedy": True, "max_new_tokens": extraction.max_new_tokens},
-        "template": extraction.prompts.template,
-        "template_digest": extraction.prompts.template_digest,
-        "thinking": extraction.thinking,
-        "prompts_digest": extraction.prompts.digest,
-        "settings": settings,
-        "prompts": entries,
-        "files": cache.file_facts(growing, names),
-    }
-    write_json(growing / "manifest.json", manifest)
-
-
-def clear_away(out: Path) -> None:
-    """Remove from a whole cache what only its extraction needed."""
-    shutil.rmtree(out / "entries", ignore_errors=True)
-    for name in ("progress.jsonl", "settings.json"):
-        (out / name).unlink(missing_ok=True)
-
-
-def _check_ids(prompts: PromptSet, ends: TargetEnds) -> None:
-    beyond = [each.id for each in prompts.prompts if max(each.token_ids) >= ends.vocab_size]
-    if beyond:
-        raise Refused(f"prompt {beyond[0]}: holds a token id beyond the target's {ends.vocab_size}")
-
-
-def _check_same(found: Any, wanted: dict[str, Any], where: Path) -> None:
-    found = found if isinstance(found, dict) else {}
-    different = [key for key in wanted if found.get(key) != wanted[key]]
-    if different:
-        raise Refused(f"{where}: was made with another {', '.join(different)}. Remove it or choose another --out")
-
-
-def _not_greedy(entry: dict[str, Any]) -> int:
-    """How many tokens of a completion are not the target's choice in the pass that read the hidden states."""
-    produced = entry["token_ids"][entry["prompt_length"] :]
-    return sum(token != choice for token, choice in zip(produced, entry["argmax"], strict=True))
-
-
-def _entry_file(growing: Path, index: int) -> Path:
-    return growing / "entries" / f"{index:05d}.json"
+    return extraction, decoder
 
 
 def _layers(text: str) -> tuple[int, ...]:

@@ -1,10 +1,7 @@
 """Where texts come from: a server that takes and returns ids, and prompts in words through the target's template."""
 
-import http.server
 import json
 import shutil
-import threading
-from contextlib import contextmanager
 
 import pytest
 from cache import load_cache
@@ -13,36 +10,21 @@ from eval_drafter import main as evaluate
 from extract_hidden_states import DEMO
 from extract_hidden_states import main as extract
 from harness_bench import make_target
+from harness_server import answering
 from prompt_files import read_prompts
+from refusal import Refused
+from servers import completed_ids
 
 
-@contextmanager
-def generate_server(answer):
-    """A server on the loopback whose POST /generate answers as SGLang does: `answer(request)` -> (status, ids)."""
+def generate_server(answer, keys=None):
+    """POST /generate answers as SGLang does: `answer(request)` -> (status, ids)."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, ids = answer(request) if self.path == "/generate" else (404, [])
-            meta = {"finish_reason": {"type": "length"}, "completion_tokens": len(ids)}
-            body = json.dumps({"text": "", "output_ids": ids, "meta_info": meta}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def reply(path, request):
+        status, ids = answer(request) if path == "/generate" else (404, [])
+        meta = {"finish_reason": {"type": "length"}, "completion_tokens": len(ids)}
+        return status, {"text": "", "output_ids": ids, "meta_info": meta}
 
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering(reply, keys)
 
 
 def extract_from(url, bench, out):
@@ -51,7 +33,7 @@ def extract_from(url, bench, out):
 
 
 def test_a_servers_greedy_text_gives_the_same_cache_even_after_a_hiccup(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("completions._PAUSES", (0, 0))
+    monkeypatch.setattr("servers._PAUSES", (0, 0))
     target, requests = load_target(bench.target), []
 
     def answer(request):
@@ -86,6 +68,81 @@ def test_text_that_is_not_the_targets_choice_is_counted_and_censored(bench, tmp_
         assert len(prompt.text.known(start + 4, 9)) == 5
     options = ["--drafter", bench.drafter, "--cache", tmp_path / "cache", "--out", tmp_path / "r.json"]
     assert evaluate([*map(str, options)]) == 0
+
+
+def test_only_missing_texts_are_asked_for_again(bench, tmp_path, capsys):
+    """The second of three is declined; what came stays, and the same command asks for the rest."""
+    target, asked = load_target(bench.target), []
+
+    def answer(request):
+        asked.append(len(request["input_ids"]))
+        if len(asked) == 2:
+            return 400, []
+        return 200, target.complete(24, request["input_ids"])
+
+    with generate_server(answer) as url:
+        options = ["--target", bench.target, "--layers", "0,2", "--prompts", bench.prompts, "--server", url]
+        command = [*map(str, options), "--max-new-tokens", "24", "--at-once", "1", "--out", str(tmp_path / "cache")]
+        assert extract(command) == 2
+        assert "400" in capsys.readouterr().err and not (tmp_path / "cache").exists()
+        kept = len(list((tmp_path / "cache.partial" / "texts").iterdir()))
+        before = len(asked)
+        assert extract(command) == 0
+    assert kept >= 1 and len(asked) - before == 3 - kept
+    assert load_cache(tmp_path / "cache").prompts == load_cache(bench.cache).prompts
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"token_ids": [4, 5]}, {"tokens": [4, 5]}, {"logprobs": {"tokens": ["token_id:4", "token_id:5"]}}],
+    ids=["vllm and sglang", "llama.cpp", "names"],
+)
+def test_ids_of_a_completion_are_found_wherever_the_engine_puts_them(choice):
+    assert completed_ids({"choices": [{"text": "x", **choice}]}) == (4, 5)
+
+
+@pytest.mark.parametrize("choice", [{}, {"logprobs": {"tokens": ["a", "token_id:5"]}}, {"token_ids": [1, -1]}])
+def test_a_completion_without_ids_is_refused(choice):
+    with pytest.raises(Refused, match="no token ids"):
+        completed_ids({"choices": [{"text": "x", **choice}]})
+
+
+def test_a_key_goes_to_the_server_and_nowhere_else(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "s3cret-value")
+    target, keys = load_target(bench.target), set()
+    with generate_server(lambda request: (200, target.complete(4, request["input_ids"])), keys) as url:
+        options = ["--target", bench.target, "--layers", "0", "--prompts", bench.prompts, "--server", url]
+        more = ["--max-new-tokens", "4", "--server-key-from", "MY_KEY", "--out", str(tmp_path / "cache")]
+        assert extract([*map(str, options), *more]) == 0
+    assert keys == {"Bearer s3cret-value"}
+    said = capsys.readouterr()
+    assert "s3cret" not in said.out + said.err + (tmp_path / "cache" / "manifest.json").read_text()
+    monkeypatch.delenv("MY_KEY")
+    more[-1] = str(tmp_path / "other")
+    assert extract([*map(str, options), *more]) == 2
+    assert "the environment has no MY_KEY" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "url, sentence", [("http://me:s3cret@127.0.0.1:1", "holds a user or password"), ("127.0.0.1:30000", "like http://")]
+)
+def test_a_server_address_is_an_address_and_no_secret(bench, tmp_path, capsys, url, sentence):
+    options = ["--target", bench.target, "--layers", "0", "--prompts", bench.prompts, "--server", url]
+    assert extract([*map(str, options), "--out", str(tmp_path / "cache")]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and "s3cret" not in err
+
+
+def test_a_batch_gives_the_text_of_each_alone(bench):
+    target = load_target(bench.target)
+    prompts = [[1, 2, 3], [7], list(range(20, 40))]
+    assert target.complete_batch(12, prompts) == [target.complete(12, prompt) for prompt in prompts]
+
+
+def test_a_target_that_does_not_fit_is_not_loaded(bench, tmp_path, capsys):
+    options = ["--target", bench.target, "--layers", "0,2", "--prompts", bench.prompts, "--memory", "1MB"]
+    assert extract([*map(str, options), "--out", str(tmp_path / "cache")]) == 2
+    assert "Take its texts from a server (--server URL)" in capsys.readouterr().err
 
 
 def test_an_answer_without_ids_is_refused(bench, tmp_path, capsys):

@@ -168,30 +168,6 @@ def test_bfloat16_weights_are_computed_in_float32(bench, tmp_path):
     assert facts[0] == facts[1]
 
 
-def test_extraction_goes_on_where_it_was_stopped(bench, tmp_path):
-    """A run that did one prompt of three is taken up; the cache is byte for byte that of one run."""
-    options = ["--target", bench.target, "--drafter", bench.drafter, "--prompts", bench.prompts, "--max-new-tokens", 24]
-    command = [*map(str, options), "--out", str(tmp_path / "cache")]
-    whole = load_cache(bench.cache)
-    partial = tmp_path / "cache.partial"
-    (partial / "entries").mkdir(parents=True)
-    shutil.copytree(bench.cache / "shards", partial / "shards")
-    (partial / "shards" / "00002.safetensors").unlink()
-    (partial / "settings.json").write_text(json.dumps(whole.manifest["settings"]))
-    (partial / "entries" / "00000.json").write_text(json.dumps(whole.manifest["prompts"][0]))
-    before = (partial / "shards" / "00000.safetensors").stat().st_mtime_ns
-    assert extract(command) == 0
-    assert (tmp_path / "cache" / "shards" / "00000.safetensors").stat().st_mtime_ns == before
-    assert (tmp_path / "cache" / "manifest.json").read_bytes() == (bench.cache / "manifest.json").read_bytes()
-    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [
-        "manifest.json",
-        "shards",
-        "target.safetensors",
-    ]
-    assert extract(command) == 0
-    assert extract([*command, "--dtype", "bfloat16"]) == 2
-
-
 def test_cached_taps_are_the_residual_after_each_layer(bench):
     from transformers import AutoModelForCausalLM
 

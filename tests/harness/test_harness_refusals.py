@@ -210,7 +210,7 @@ def test_extraction_refuses_bad_prompts_layers_and_targets(bench, tmp_path, caps
 
 
 def test_an_unreachable_server_is_named(bench, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("completions._PAUSES", ())
+    monkeypatch.setattr("servers._PAUSES", ())
     err = extraction_refusal(capsys, bench, tmp_path, server="http://127.0.0.1:9")
     assert "http://127.0.0.1:9: no completion" in err
 

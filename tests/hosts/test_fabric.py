@@ -230,7 +230,7 @@ def test_an_unknown_key_stops_with_its_fingerprint_and_what_to_type(
     with pytest.raises(HostKeyError) as caught:
         connection.run(["true"])
     assert f"ED25519 {fingerprint(testhosts.state / 'train' / 'hostkey.pub')}" in caught.value.message
-    assert caught.value.hint.startswith("ssh -F ") and "dev@train" in caught.value.hint
+    assert caught.value.hint.startswith("ssh -o StrictHostKeyChecking=ask -F ") and "dev@train" in caught.value.hint
     assert caught.value.host == "dev@train"
     assert not (tmp_path / "none").exists()
 

@@ -119,7 +119,7 @@ class Boxes:
     def running(self, host: str) -> list[str]:
         """Command lines of what orch started there: agents, and connections that they started."""
         said = self.hosts.sh(host, "ps -eo pid=,args=", check=False).stdout.splitlines()
-        return [line for line in said if " -I -B -c" in line or "ssh -F none" in line]
+        return [line for line in said if " -I -S -B -c" in line or "ssh -F none" in line]
 
     def wait_until_quiet(self, host: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -382,7 +382,7 @@ def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) 
     shipping = boxes.start(transfer)
     shipping.until_half()
     kept = shipping.done
-    boxes.hosts.sh("train", "pkill -KILL -f -- '-I -B -c'")
+    boxes.hosts.sh("train", "pkill -KILL -f -- '-I -S -B -c'")
     assert isinstance(shipping.failed(), ConnectionLost)
     boxes.wait_until_quiet("eval", 3)
     resumed(boxes, kept, transfer)

@@ -161,7 +161,7 @@ WRONG = {
     "a result outside the run": (
         GOOD + "result: {file: ../x.json}\n",
         [
-            "jobs/j.yaml:3: result.file: expected a file name relative to the run folder, such as eval_results.json, "
+            "jobs/j.yaml:3: result.file: expected a file name in the run folder, such as eval_results.json, "
             "found '../x.json'"
         ],
     ),

@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-from orchestrator.ssh.local import LocalConnection
 
 from orchestrator.errors import ConfigError, RemotePythonError
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.agent import ask, why_no_agent
+from orchestrator.ssh.local import LocalConnection
 from remote_payload.agent import wire
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUTS = Timeouts(heartbeat=0.2, dead=3.0, agent_dead=1.0)
+TIMEOUTS = Timeouts(heartbeat=0.5, dead=20.0, agent_dead=20.0)
 
 
 def host(python: str = sys.executable) -> Host:

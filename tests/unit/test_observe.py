@@ -11,6 +11,9 @@ import time
 import pytest
 from observing import ROOT, Spawner, program, running
 
+from orchestrator.actions import observation
+from orchestrator.errors import ConfigError
+from orchestrator.model import Host
 from orchestrator.ssh import bundle
 from remote_payload.agent import questions_observe, wire
 from remote_payload.agent.questions_observe import observe_answer, together
@@ -117,3 +120,24 @@ def used_by(argv) -> float:
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return used.ru_utime + used.ru_stime
+
+
+def test_a_digest_that_takes_longer_than_the_patience_is_waited_for(tmp_path, monkeypatch):
+    """A hanging file system is given up after a while; large data that is being read is not."""
+    monkeypatch.setattr(questions_observe, "PATIENCE_S", 0.3)
+    (tmp_path / "h").mkdir()
+    with (tmp_path / "h" / "data").open("wb") as file:
+        file.truncate(2 << 30)
+    asked = {"workdir": str(tmp_path / "w"), "remote": str(tmp_path / "h"), "data": {"d": "data"}, "digest": True}
+    answer = observe_answer({"disk_path": "/", "runs": [], "gpus": False, "eval": asked}, None)
+    assert answer["eval"]["data"]["d"]["bytes"] == 2 << 30
+
+
+def test_what_forbids_looking_at_an_evaluation_host_keeps_its_kind_and_hint(tmp_path):
+    (tmp_path / "h").write_text("a file, no folder")
+    asked = {"workdir": str(tmp_path / "w"), "remote": str(tmp_path / "h")}
+    answer = observe_answer({"disk_path": "/", "runs": [], "gpus": False, "eval": asked}, None)
+    assert answer["eval"]["kind"] == "config" and "harness.remote" in answer["eval"]["hint"]
+    host = Host(name="box", ssh="box", roles=frozenset({"eval"}))
+    with pytest.raises(ConfigError, match=r"box: .* is not a folder"):
+        observation.read_answer(host, answer, None)

@@ -45,3 +45,26 @@ def test_a_box_that_could_not_be_looked_at_afterwards_is_called_neither_undistur
 def test_an_undisturbed_training_names_its_steps() -> None:
     found = receipt([window("ship", "box", sample(0, step=100), sample(1, step=140))])
     assert "step 100 to 140" in found.reasons[0]
+
+
+@pytest.mark.parametrize("state", ["hidden", "ambiguous", None])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_look_that_could_not_see_the_process_accuses_nobody(state: str | None, at: int) -> None:
+    """The box was unreachable, /proc hid the process, or a second one matched: nobody knows whether it ended."""
+    samples = [sample(minute) for minute in range(4)]
+    samples[at] = sample(at, None, state=state)  # type: ignore[arg-type]
+    windows = [window("ship", "box", *samples[:2]), window("collect", "box", *samples[2:])]
+    assert receipt(windows).verdict == "not_observed"
+
+
+def test_a_box_that_can_not_be_reached_at_the_end_is_not_observed() -> None:
+    found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", None, None)])
+    assert found.verdict == "not_observed"
+
+
+@pytest.mark.parametrize(("minute", "verdict"), [(2, "changed"), (70, "ended")])
+def test_a_zombie_between_two_windows_has_ended(minute: int, verdict: str) -> None:
+    """Nobody waited for it, as happens in containers: its number and start are still there, but it trains no more."""
+    dead = sample(minute, state="zombie")
+    found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", dead, dead)])
+    assert found.verdict == verdict

@@ -86,10 +86,13 @@ def recognise(tree: Tree, layout: Optional[str], folder: str = "") -> Optional[R
 
 
 def runs_below(tree: Tree, layout: Optional[str]) -> List[Recognised]:
-    """The runs in folders directly below the root, where the root itself holds no checkpoints."""
+    """The runs in folders directly below the root, where the root itself holds no checkpoints.
+
+    A lone model there (a target, a base model) is no run of this training, unless its layout is asked for.
+    """
     folders = [entry.name for entry in tree.entries() if entry.kind == "dir" and not entry.name.startswith(".")]
     found = (recognise(tree, layout, folder) for folder in folders[:MAX_RUNS])
-    return [run for run in found if run is not None]
+    return [run for run in found if run is not None and (layout or not isinstance(run.layout, SafetensorsFolder))]
 
 
 def prove(tree: Tree, path: str, layout: Optional[str]) -> Proof:

@@ -8,7 +8,6 @@ from typing import List, Optional, Tuple
 
 from remote_payload.agent.layouts.base import Findings, Found, Layout
 from remote_payload.agent.proofs import Proof, torch_proof
-from remote_payload.agent.torchfile import TorchFile
 from remote_payload.agent.tree import Tree, join
 from remote_payload.agent.verdicts import Refusal, Torn
 
@@ -53,6 +52,8 @@ def _version(path: str) -> int:
 
 
 def _step_inside(tree: Tree, path: str) -> Optional[int]:
+    from remote_payload.agent.torchfile import TorchFile
+
     try:
         file = tree.open(path)
     except (OSError, Refusal):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import hashlib
 import os
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ from typing import Any
 import pytest
 from evalhost import HARNESS, Line, as_nobody, write_files
 
-from remote_payload.agent import harness, lock, manifest
+from orchestrator.ssh import bundle
+from remote_payload.agent import harness, lock, manifest, wire
 from remote_payload.agent.errors import AgentError
 
 
@@ -276,3 +280,39 @@ def test_extras_are_bounded_and_odd_names_are_shown_escaped(local: Path, tmp_pat
         (remote / f"{number}.txt").touch()
     facts = harness.facts(str(remote), manifest.build(str(local)))
     assert len(facts["extras"]) == 500 and facts["extras_cut"]
+
+
+def test_two_who_planned_the_same_push_both_succeed(local: Path, tmp_path: Path) -> None:
+    """Two commands typed at once: the second finds every file as it wants it."""
+    remote = tmp_path / "eval"
+    push(local, remote)
+    (local / "eval.py").write_text("new")
+    (local / "lib/util.py").unlink()
+    plans = [question(local, remote) for _ in range(2)]
+    answers = [harness.harness_push_answer(args, Line(pieces)) for args, pieces in plans]
+    assert tree(remote) == tree(local) and state(local, remote) == "in_sync"
+    assert [answer["saved"] for answer in answers] == [None, None]
+
+
+def test_a_frame_that_takes_longer_than_the_allowed_silence_is_no_silence(tmp_path: Path) -> None:
+    """On a line of a few kB/s the pieces of one frame keep the agent alive."""
+    content = bytes(200)
+    entry = {"path": "a", "mode": 0o644, "sha256": hashlib.sha256(content).hexdigest(), "size": 200}
+    args = {"remote": str(tmp_path / "far"), "entries": [entry], "send": ["a"], "delete": [], "expected": {"a": None}}
+    agent = subprocess.Popen(
+        bundle.start_argv(sys.executable), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert agent.stdin and agent.stdout
+    request = {"question": "harness_push", "role": "eval", "args": args, "beat": 5.0, "dead": 1.5}
+    agent.stdin.write(bundle.preamble() + wire.encode_json(request))
+    frame = wire.encode(wire.DATA, content)
+    for at in range(0, len(frame), 40):
+        agent.stdin.write(frame[at : at + 40])
+        agent.stdin.flush()
+        time.sleep(0.6)
+    agent.stdin.write(wire.encode(wire.END))
+    agent.stdin.flush()
+    assert agent.wait(20) == 0
+    agent.stdin.close()
+    agent.stdout.close()
+    assert (tmp_path / "far" / "a").read_bytes() == content

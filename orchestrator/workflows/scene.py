@@ -1,0 +1,177 @@
+"""The first step of `orch eval-latest`: look at both boxes at the same time, and put together what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import config
+from orchestrator import plan as planning
+from orchestrator.actions import harness, training
+from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
+from orchestrator.answers import Json
+from orchestrator.errors import NothingToEvaluate
+from orchestrator.model import (
+    Checkpoint,
+    Digests,
+    Drift,
+    Harness,
+    Host,
+    Inventory,
+    Job,
+    Refusal,
+    Run,
+    Scan,
+    TrainingRun,
+)
+from orchestrator.ssh.choose import Connections
+from orchestrator.workflows.look import Look, look_at
+
+NO_SCAN = "not looked into"
+ALIVE = {"running", "stopped", "ambiguous", "hidden"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asks for."""
+
+    run: str | None = None
+    job: str | None = None
+    step: int | None = None
+    host: str | None = None
+    yes: bool = False
+    dry_run: bool = False
+    detach: bool = False
+    allow_on_training_host: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The boxes, the job and everything seen of them: what the later steps work on."""
+
+    inventory: Inventory
+    options: Options
+    run: TrainingRun
+    job: Job
+    train: Host
+    evaluate: Host
+    ours: Harness
+    training: RunFacts
+    facts: EvalFacts
+    box: Json
+    """the evaluation host's own facts: disk, memory ..."""
+    trains: bool
+    """whether a training lives on the evaluation host"""
+    drift: Drift
+    job_digest: str
+    data_digest: str
+    warnings: tuple[str, ...]
+
+    @property
+    def scan(self) -> Scan | None:
+        """What lies on the training box; None where it could not be looked into."""
+        return self.training.scan
+
+    @property
+    def origin(self) -> str:
+        """Where the run's checkpoints come from."""
+        return f"{self.train.ssh}:{self.run.checkpoints}"
+
+    def digests(self, checkpoint: str) -> Digests:
+        """What would make a result of this checkpoint."""
+        return Digests(checkpoint=checkpoint, harness=self.ours.digest, job=self.job_digest, data=self.data_digest)
+
+    def sample(self) -> dict[str, Any]:
+        """The training process as it was seen, for the receipt."""
+        return training.sample_of(self.training)
+
+    def runs_of_this(self) -> tuple[Run, ...]:
+        """Runs on the evaluation host of this training run with the same harness, job and data, newest first."""
+        same = self.digests("")
+        return tuple(
+            row
+            for row in reversed(self.facts.runs)
+            if row.run == self.run.name
+            and (row.digests.harness, row.digests.job, row.digests.data) == (same.harness, same.job, same.data)
+            and self.options.step in (None, row.step)
+        )
+
+
+def observe(inventory: Inventory, options: Options, connections: Connections) -> Scene:
+    """Look at both boxes at once. Raises what a box that can't be reached raises."""
+    run = config.choose_run(inventory, options.run)
+    job = config.choose_job(inventory, run, options.job)
+    evaluate = config.choose_eval_host(inventory, run, options.host)
+    train = inventory.hosts[run.hosts[0]]
+    ours = harness.local(job)
+    there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
+    looks = [
+        Look(host=train, runs=(run,), step=options.step, sample=True),
+        Look(host=evaluate, job=job, local=ours, digest=True),
+        *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
+    ]
+    answers = []
+    for outcome in look_at(looks, connections, inventory.timeouts):
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.value is not None
+        answers.append(outcome.value)
+    seen, facts = answers[0].runs[run.name], answers[1].evaluation
+    assert facts is not None
+    return Scene(
+        inventory=inventory,
+        options=options,
+        run=run,
+        job=job,
+        train=train,
+        evaluate=evaluate,
+        ours=ours,
+        training=seen,
+        facts=facts,
+        box=answers[1].host,
+        trains=_trains(answers[0] if evaluate.name == train.name else answers[-1]),
+        drift=harness.drift(ours, facts.harness, facts.base, facts.extras),
+        job_digest=planning.job_digest(job),
+        data_digest=planning.data_digest(facts.data),
+        warnings=(*seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),
+    )
+
+
+def _trains(facts: HostFacts) -> bool:
+    return any((run.process or {}).get("state") in ALIVE for run in facts.runs.values())
+
+
+def wanted_checkpoint(scene: Scene) -> Checkpoint:
+    """The one that the scan found. Raises NothingToEvaluate with a line for every candidate."""
+    scan, step = scene.scan, scene.options.step
+    if scan is None:
+        raise NothingToEvaluate(f"{scene.train.name}: {scene.run.checkpoints} was {NO_SCAN}", host=scene.train.name)
+    if scan.latest is not None:
+        return scan.latest
+    wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+    rows = "".join(f"\n  {row.path}: {row.state}: {row.reason}" for row in scan.candidates)
+    raise NothingToEvaluate(
+        f"{scan.host}: no complete {wanted} under {scan.root}{rows}",
+        hint="orch checkpoints lists every candidate with its reason",
+        host=scan.host,
+    )
+
+
+def missing(scene: Scene) -> tuple[Refusal, ...]:
+    """What the job needs and the evaluation host has not: data, reference server, interpreter."""
+    host, facts, file = scene.evaluate, scene.facts, scene.job.path.name
+    found = []
+    for name, row in facts.data.items():
+        if not row.get("exists"):
+            hint = f"make it there, or change data.{name} in {file}"
+            found.append(Refusal(reason=f"{host.name}: data.{name}: no {row.get('path')}", hint=hint))
+        elif row.get("error"):
+            found.append(Refusal(reason=f"{host.name}: data.{name}: {row['error']}", hint="orch status shows the host"))
+    server, python = facts.server, facts.python
+    if server is not None and not server.get("ok"):
+        reason = f"{host.name}: the reference server {server['url']} does not answer: {server.get('detail')}"
+        found.append(Refusal(reason=reason, hint=f"start it, or change `server:` in {file}"))
+    if python is not None and not python.get("ok"):
+        reason = f"{host.name}: {python['path']} does not run: {python.get('detail')}"
+        found.append(Refusal(reason=reason, hint=f"name another `python:` of host {host.name} in hosts.yaml"))
+    return tuple(found)

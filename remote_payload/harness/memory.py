@@ -1,0 +1,112 @@
+"""How much memory an extraction may use, and how it is shared out: layers' weights and one chunk of texts."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from refusal import Refused
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SHARE = 0.8  # of what is available, where no budget is given
+_SLACK = 48 << 20  # buffers of matrix kernels and what the allocator keeps
+_CHUNKS = (
+    2048,
+    1024,
+    512,
+    256,
+    128,
+    64,
+)  # 512 to 2048 tokens keep a processor busy; fewer re-read the weights too often
+_GOOD = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`slots` layers are held at a time (2: the next one is read meanwhile); a chunk has up to `chunk_tokens`."""
+
+    slots: int
+    chunk_tokens: int
+    expected: int
+    """Anonymous memory at the peak, bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What sizes a plan, in bytes and tokens. `held` is what the process holds already."""
+
+    held: int
+    layer: int
+    per_token: int
+    longest: int
+
+
+def plan_memory(needs: Needs, budget: int) -> Plan:
+    """The fastest plan within the budget. Raises `Refused`, saying how much it takes, where there is none."""
+    good = [(slots, tokens) for slots in (2, 1) for tokens in _CHUNKS if tokens >= _GOOD]
+    small = [(slots, tokens) for tokens in _CHUNKS if tokens < _GOOD for slots in (2, 1)]
+    for slots, tokens in (*good, *small):
+        expected = _expected(needs, slots, tokens)
+        if expected <= budget:
+            return Plan(slots, tokens, expected)
+    least = _expected(needs, 1, _CHUNKS[-1])
+    raise Refused(
+        f"{size_text(budget)} of memory are not enough: a layer is {size_text(needs.layer)} in float32, the longest "
+        f"text has {needs.longest} tokens. It takes {size_text(least)} (--memory)"
+    )
+
+
+def _expected(needs: Needs, slots: int, tokens: int) -> int:
+    return needs.held + _SLACK + slots * needs.layer + max(tokens, needs.longest) * needs.per_token
+
+
+def default_budget() -> int:
+    """Most of the memory that is available to this process, by the system and by its control group."""
+    limits = [_meminfo("MemAvailable")]
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        values = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
+        if values[0] is not None and values[1] is not None:
+            limits.append(max(0, values[0] - values[1]))
+    known = [limit for limit in limits if limit is not None]
+    return anonymous_memory() + int(_SHARE * min(known)) if known else 8 << 30
+
+
+def anonymous_memory() -> int:
+    """Bytes of memory that only this process fills (RssAnon); 0 where the system doesn't tell."""
+    return _field(Path("/proc/self/status"), "RssAnon") or 0
+
+
+def parse_size(text: str) -> int:
+    """`750MB`, `1.5GiB` or a number of bytes."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size like 12GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def size_text(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def _meminfo(name: str) -> int | None:
+    return _field(Path("/proc/meminfo"), name)
+
+
+def _field(file: Path, name: str) -> int | None:
+    try:
+        match = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) * 1024 if match else None
+
+
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,84 @@
+"""The command itself, where its streams or its state folder are not what they usually are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ORCH = f'{sys.executable} -c "from orchestrator.cli import main; main()"'
+HOSTS = f"hosts: {{here: {{roles: [eval], transport: local, root: ., python: {sys.executable}}}}}\n"
+
+
+def shell(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line typed at a shell; `orch` is the command."""
+    (folder / "hosts.yaml").write_text(HOSTS)
+    own = {"PYTHONPATH": str(ROOT), "ORCH_HOME": str(folder / "state"), "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(
+        ["bash", "-c", f'orch() {{ {ORCH} "$@"; }}; {command}'],
+        cwd=folder,
+        env={**os.environ, **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["orch status <&-", "orch status 2>&-", "orch status >&-", "orch status --json <&-"]
+)
+def test_a_closed_stream_is_no_failure(tmp_path: Path, command: str) -> None:
+    done = shell(tmp_path, command)
+    assert done.returncode == 0, done.stderr
+    assert "unexpected" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:
+    done = shell(tmp_path, "orch status | true; orch status --json | true")
+    assert "unexpected" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_said(tmp_path: Path) -> None:
+    done = shell(tmp_path, "orch status > /dev/full")
+    assert done.returncode == 1 and "full" in done.stderr and "unexpected" not in done.stderr
+
+
+def test_a_bug_is_reported_also_where_its_traceback_can_not_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = "orch status --inventory hosts.yaml"
+    sabotage = tmp_path / "sabotage" / "sitecustomize.py"
+    sabotage.parent.mkdir()
+    sabotage.write_text("import orchestrator.config as c\nc.load_inventory = lambda path: 1 // 0\n")
+    path = f"{sabotage.parent}:{ROOT}"
+    done = shell(tmp_path, f"{command} --json", ORCH_HOME=str(tmp_path / "file" / "state"), PYTHONPATH=path)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in json.loads(done.stdout)["error"]["message"]
+    assert "can't be written" in done.stderr
+
+
+def test_sigterm_ends_as_ctrl_c_does_and_the_document_is_printed(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\ntouch started; exec sleep 30\n")
+    slow.chmod(0o755)
+    (tmp_path / "hosts.yaml").write_text(HOSTS.replace(sys.executable, str(slow)))
+    typed = subprocess.Popen(
+        [sys.executable, "-c", "from orchestrator.cli import main; main()", "status", "--json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORCH_HOME": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    typed.send_signal(signal.SIGTERM)
+    out, _ = typed.communicate(timeout=20)
+    assert typed.returncode == 130 and json.loads(out)["error"]["code"] == 130
