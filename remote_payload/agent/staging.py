@@ -233,7 +233,12 @@ def _finish(coming: Incoming, final: str, args: Dict[str, Any]) -> None:
     """Write the record, make all of it last, and give the folder its name."""
     meta, trees = args.get("meta", {}), coming.trees()
     files = [dict(path=one["path"], size=one["size"], tree=trees.get(one["path"], "")) for one in args["files"]]
-    record = {"schema": 2, "identity": args["identity"], "step": meta.get("step"), "source": meta.get("source")}
+    record = {
+        "schema": scratch.SCHEMA,
+        "identity": args["identity"],
+        "step": meta.get("step"),
+        "source": meta.get("source"),
+    }
     record.update(entry=meta.get("entry", ""), files=files, bytes=coming.bytes, chunk=args["chunk"])
     record["staged_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     for one in files:
