@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -115,8 +115,10 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     except KeyboardInterrupt:
         hint = f"to come back: {call.again}" if call.again else "the same command again goes on"
         error = Interrupted("interrupted; nothing that runs on a host was stopped", hint=hint)
-    except (click.ClickException, BrokenPipeError):
+    except click.ClickException:
         raise
+    except BrokenPipeError:
+        _leave_quietly()
     except OSError as failed:
         error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
     except Exception as bug:
@@ -124,7 +126,10 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     if as_json:
         from orchestrator.reports.documents import document
 
-        click.echo(json.dumps(document(command, call.body, call.warnings, error)))
+        try:
+            click.echo(json.dumps(document(command, call.body, call.warnings, error)))
+        except BrokenPipeError:
+            _leave_quietly()
     if error is not None:
         _tell(error)
         sys.exit(error.code)
@@ -166,10 +171,15 @@ def main() -> None:
         status = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         status = Interrupted.code
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = BROKEN_PIPE
+    except BrokenPipeError:
+        _leave_quietly()
     sys.exit(status)
+
+
+def _leave_quietly() -> NoReturn:
+    """The reader of our output has gone, as `head` does: nobody is left to tell anything."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(BROKEN_PIPE)
 
 
 def _tell_usage(error: click.ClickException) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,17 @@ def look_again(scene: Scene, connections: Connections) -> dict[str, Any] | None:
     return training.sample_of(outcome.value.runs[scene.run.name]) if outcome.value is not None else None
 
 
-def collect(scene: Scene, run: Run, connections: Connections) -> Result | None:
+def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[dict[str, Any]] = ()) -> Result | None:
     """The result of a run that has ended; None for one that did not succeed, whose files are kept all the same.
 
-    Raises EvaluationFailed where the result file is missing, no JSON object, or lacks the headline.
+    `looks` are windows of this command between those that the run's spec holds and now. Raises EvaluationFailed where
+    the result file is missing, no JSON object, or lacks the headline.
     """
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
     after = look_again(scene, connections)
-    receipt = training.receipt([*spec.get("windows", ()), training.window("collect", scene.train.name, after, after)])
+    last = training.window("collect", scene.train.name, after, after)
+    receipt = training.receipt([*spec.get("windows", ()), *looks, last])
     with Ledger.at_home() as ledger:
         folder = ledger.keep_files(scene.evaluate.name, run.id, files)
         if run.state != "succeeded":

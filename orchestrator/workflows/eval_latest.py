@@ -34,6 +34,8 @@ from orchestrator.workflows.sync_harness import Consent, differences
 
 RECONNECTS = 30
 """how often in a row a lost connection is taken up again while following, with growing pauses (a quarter of an hour)"""
+MARGIN = 5.0
+"""seconds before the end of the aftermath at which training is looked at"""
 __all__ = ["EvalReport", "Listener", "Options", "eval_latest", "failure"]
 
 
@@ -94,7 +96,7 @@ def eval_latest(
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
         return EvalReport(plan=plan, run=run)
-    return _finish(scene, plan, run, connections, listener)
+    return _finish(scene, plan, run, connections, listener, [])
 
 
 # -- a run that was begun earlier --------------------------------------------------------------------------------
@@ -132,7 +134,9 @@ def _go_on(scene: Scene, run: Run, connections: Connections, listener: Listener)
     if action.do == "nothing" and (known := known_result(scene, run)) is not None:
         bring_home(scene, connections)
         return EvalReport(plan=plan, run=run, result=known, history=earlier(scene, run.id))
-    return _finish(scene, plan, run, connections, listener)
+    now = scene.sample()
+    looks = [training.window("observe", scene.train.name, now, now)]
+    return _finish(scene, plan, run, connections, listener, looks)
 
 
 def _again(scene: Scene, run: Run) -> str:
@@ -244,23 +248,32 @@ def _launch(
     )
 
 
-def _finish(scene: Scene, plan: Plan, run: Run, connections: Connections, listener: Listener) -> EvalReport:
-    """Follow a run to its end and bring it home."""
+def _finish(
+    scene: Scene, plan: Plan, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]
+) -> EvalReport:
+    """Follow a run to its end and bring it home; `looks` are this command's windows so far."""
     if run.state != "succeeded":
-        run = _follow(scene, run, connections, listener)
-    result = collect(scene, run, connections)
+        run = _follow(scene, run, connections, listener, looks)
+    result = collect(scene, run, connections, looks)
     bring_home(scene, connections)
     return EvalReport(plan=plan, run=run, result=result, history=earlier(scene, run.id))
 
 
-def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener) -> Run:
-    """To the end of the run, taking the connection up again when it is lost, however long the way is gone."""
+def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]) -> Run:
+    """To the end of the run, taking the connection up again when it is lost, however long the way is gone.
+
+    Once on the way, when the aftermath of shipping ends, training is looked at: what dies later died by itself.
+    """
     offset = attempt = 0
+    seen, aftermath = len(looks), time.monotonic() + training.AFTERMATH - MARGIN
 
     def looked(look: Json) -> None:
         nonlocal offset, attempt
         offset, attempt = look["offset"], 0
         listener.looked(look)
+        if len(looks) == seen and time.monotonic() > aftermath:
+            now = look_again(scene, connections)
+            looks.append(training.window("observe", scene.train.name, now, now))
 
     while attempt < RECONNECTS:
         try:

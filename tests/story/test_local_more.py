@@ -1,5 +1,6 @@
 """More of the local story: consent at a terminal, the reference server, any command as a job."""
 
+import fcntl
 import http.server
 import json
 import os
@@ -8,6 +9,7 @@ import select
 import shutil
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -35,6 +37,7 @@ def typed(stage: Stage, answer: str, *words: str) -> tuple[int, str]:
         stdout=follower,
         stderr=follower,
         start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # else Ctrl-C reaches nobody
     )
     os.close(follower)
     said, answered, deadline = b"", False, time.monotonic() + 60

@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_the_run_going(stage: Stage) -> None:
     typed.send_signal(signal.SIGINT)
     _, said = typed.communicate(timeout=30)
     assert typed.returncode == 130
-    assert "the same command again" in said
+    assert "to come back: orch eval-latest dflash --step 120" in said
     wait_until(lambda: any(runs.glob("*/exit.json")), 60)
     report = stage.json("eval-latest")
     assert report["run"]["state"] == "succeeded" and len(list(runs.iterdir())) == 1
