@@ -67,6 +67,10 @@ class TransferError(OrchError):
     code = 7
 
 
+class TornCheckpoint(TransferError):
+    """A record of the checkpoint does not fit its CRC: it is torn, and stays so."""
+
+
 class EvaluationFailed(OrchError):
     """The evaluation failed, was lost or was cancelled."""
 

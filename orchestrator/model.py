@@ -14,6 +14,8 @@ from typing import Literal
 
 Role = Literal["train", "eval"]
 TransportName = Literal["auto", "fabric", "openssh", "local"]
+RouteName = Literal["direct", "tunnel", "relay"]
+TransferName = Literal["auto", "direct", "tunnel", "relay"]
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
 
 
@@ -61,6 +63,10 @@ class Host:
     root: Path | None = None
     """only for `transport: local`: the home of relative paths and of ~"""
     limits: Limits = Limits()
+    one_use_keys: bool = True
+    """whether a shipment may put a key that opens one command into this user's authorized_keys for its time"""
+    keep_free: int | None = None
+    """bytes of an evaluation host's disk that a shipment leaves free; None: a small reserve"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,10 @@ class TrainingRun:
     eval_host: str | None = None
     gpus: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """role name -> GPU indices"""
+    transfer: TransferName | None = None
+    """which way checkpoints go; None: as the inventory says"""
+    limit_rate: int | None = None
+    """bytes a second at which checkpoints leave the training box, at most"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,8 @@ class Inventory:
     hosts: Mapping[str, Host]
     runs: Mapping[str, TrainingRun]
     timeouts: Timeouts = Timeouts()
+    transfer: TransferName = "auto"
+    """which way checkpoints go, where the run does not say"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +304,27 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """What lies in an evaluation host's work folder: a checkpoint, or a shipment of one that has not ended."""
+
+    host: str
+    identity: str
+    step: int | None
+    bytes: int
+    path: str
+    source: str
+    """host:root/path that it came from"""
+    staged_at: str | None
+    whole: bool
+    used_by: tuple[str, ...]
+    """ids of the runs that are queued or running on it"""
+    removed: bool = False
+    """by `clean`, or would be"""
+    why: str = ""
+    """why `clean` leaves it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
     """One difference between two harness folders, in three-way terms."""
 
@@ -317,6 +350,21 @@ class Drift:
     def overwrites_unknown(self) -> bool:
         """Whether a push would replace what orch did not put there."""
         return self.state in ("remote_edited", "both", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One way of a shipment from the training box to the evaluation host."""
+
+    kind: RouteName
+    why: str
+    """one sentence: why this one, and what passes this machine"""
+    places: tuple[tuple[str, int], ...] = ()
+    """addresses and ports of the evaluation host's sshd, as whoever connects to it sees them"""
+    source: str = ""
+    """address from which it will see the connection come"""
+    lanes: int = 1
+    """connections at once"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +394,8 @@ class Plan:
     checkpoint: Checkpoint | None
     actions: tuple[Action, ...]
     refused: tuple[Refusal, ...]
+    routes: tuple[Route, ...] = ()
+    """the ways that a shipment may take, the best first"""
 
     def action(self, do: str) -> Action | None:
         """The step of that kind, if the plan has one."""

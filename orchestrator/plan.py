@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Run, ValueSource
+from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Route, Run, ValueSource
 
 RESERVE = 256 * 2**20
 """bytes kept free on the evaluation host's disk beside what is shipped"""
@@ -20,6 +20,8 @@ class EvalSide:
     host: Host
     staged: bool
     """whether the checkpoint lies there already, whole"""
+    arriving: int
+    """bytes on its disk that an earlier shipment of the checkpoint holds already"""
     same_run: Run | None
     """the failed or lost run with the same key, if there was one"""
     disk_free: int
@@ -38,7 +40,7 @@ def make_plan(
     job: Job,
     allow_on_training_host: bool,
     consent_possible: bool,
-    route: str,
+    routes: tuple[Route, ...],
 ) -> Plan:
     """What eval-latest will do for a checkpoint that no run is about, in order, and what forbids it.
 
@@ -50,14 +52,20 @@ def make_plan(
         actions.append(Action(do="sync", why=_drift_reason(drift, side.host), bytes=_push_bytes(drift)))
     if not side.staged:
         what = "its weights" if job.ship == "model" else "the whole file: opened by the harness as it is"
-        why = f"step {checkpoint.step} is not on {side.host.name} yet; {what}"
-        actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=route))
+        where = "is partly" if side.arriving else "is not"
+        why = f"step {checkpoint.step} {where} on {side.host.name} yet; {what}"
+        actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=_route(routes)))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
     if drift.overwrites_unknown and not consent_possible:
         refused = (*refused, drift_refusal(drift, side.host, job))
-    return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused)
+    return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
+
+
+def _route(routes: tuple[Route, ...]) -> str:
+    """The first of the ways, and what it means for everybody on it."""
+    return f"{routes[0].kind}: {routes[0].why}" if routes else ""
 
 
 def _drift_reason(drift: Drift, host: Host) -> str:
@@ -88,10 +96,11 @@ def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_trai
     if side.trains and not allow_on_training_host:
         hint = "name another host with --host, or allow it with --allow-on-training-host"
         refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))
-    needed = 0 if side.staged else checkpoint.ship_bytes + RESERVE
+    keep_free = RESERVE if side.host.keep_free is None else side.host.keep_free
+    needed = 0 if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + keep_free
     if side.disk_free < needed:
         reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
-        refused.append(Refusal(reason=reason, hint=f"free space on {name}, or name another workdir in hosts.yaml"))
+        refused.append(Refusal(reason=reason, hint=f"orch clean --host {name}, or name another workdir in hosts.yaml"))
     if job.limits.memory is not None and side.memory_available < job.limits.memory:
         reason = f"{name}: {side.memory_available} bytes of memory available, the job asks for {job.limits.memory}"
         refused.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))

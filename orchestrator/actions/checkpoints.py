@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from orchestrator.answers import read_scan
 from orchestrator.model import Candidate, Host, Scan, Timeouts, TrainingRun
@@ -10,9 +11,9 @@ from orchestrator.ssh.agent import ask
 from orchestrator.ssh.connection import Connection
 
 
-def scan(connection: Connection, host: Host, run: TrainingRun, timeouts: Timeouts) -> Scan:
-    """Look at a run's checkpoint root. Raises ConfigError where there is no such folder."""
-    args = {"root": run.checkpoints, "layout": run.layout}
+def scan(connection: Connection, host: Host, run: TrainingRun, timeouts: Timeouts, torn: Sequence[str] = ()) -> Scan:
+    """Look at a run's checkpoint root; `torn` names identities known to be. ConfigError without such a folder."""
+    args = {"root": run.checkpoints, "layout": run.layout, "torn": list(torn)}
     return read_scan(host.name, ask(connection, host, "scan", args, role="train", timeouts=timeouts))
 
 

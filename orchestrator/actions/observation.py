@@ -36,6 +36,8 @@ class EvalFacts:
     extras: tuple[str, ...]
     staged: Mapping[str, Json]
     """checkpoint identity -> where it lies"""
+    arriving: Mapping[str, int]
+    """checkpoint identity -> bytes on the disk of a shipment that has not ended"""
     runs: tuple[Run, ...]
     remote_folder: tuple[Json, ...]
     data: Mapping[str, Json]
@@ -56,10 +58,10 @@ class HostFacts:
     evaluation: EvalFacts | None
 
 
-def run_question(run: TrainingRun, host: Host, step: int | None = None) -> dict[str, Any]:
+def run_question(run: TrainingRun, host: Host, step: int | None = None, torn: Sequence[str] = ()) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
-    With `step`, only the checkpoint of that step counts.
+    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be.
     """
     rule = run.process
     process = None
@@ -73,7 +75,9 @@ def run_question(run: TrainingRun, host: Host, step: int | None = None) -> dict[
         "log": run.log,
         "progress": run.progress,
         "source": run.source,
-        "checkpoints": {"root": run.checkpoints, "layout": run.layout, "step": step} if first else None,
+        "checkpoints": {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
+        if first
+        else None,
     }
 
 
@@ -101,13 +105,14 @@ def observe(
     runs: Sequence[TrainingRun] = (),
     evaluation: Mapping[str, Any] | None = None,
     step: int | None = None,
+    torn: Sequence[str] = (),
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host, step) for run in runs],
+        "runs": [run_question(run, host, step, torn) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,
@@ -159,6 +164,7 @@ def _eval_facts(host: Host, facts: Json) -> EvalFacts:
         base=harness_of(base) if base is not None else None,
         extras=tuple(extra["path"] for extra in found["extras"]),
         staged={row["identity"]: row for row in facts["staged"]},
+        arriving={row["identity"]: row["bytes"] for row in facts["arriving"]},
         runs=tuple(read_run(host.name, row) for row in facts["runs"]),
         remote_folder=tuple(facts["remote_folder"]),
         data=facts["data"],

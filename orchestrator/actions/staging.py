@@ -1,72 +1,148 @@
-"""The verb `ship`: a checkpoint's bytes from the training box to the evaluation host, hash-checked, renamed last."""
+"""The verb `ship`: a checkpoint's bytes from the training box to the evaluation host, hash-checked, renamed last.
+
+The receiver says which chunks it lacks, the sender sends those, until none is missing. So a shipment that was cut goes
+on where it ended, whichever way it goes: from box to box, through a tunnel of this machine, or over this machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from orchestrator.errors import TransferError
-from orchestrator.model import Checkpoint, Host, Job, Timeouts
-from orchestrator.ssh.agent import Conversation
-from orchestrator.ssh.connection import Connection
+from orchestrator import routes
+from orchestrator.errors import TornCheckpoint, TransferError
+from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts, TransferName
+from orchestrator.ssh.agent import ask
+from orchestrator.ssh.fleet import on_each
+from orchestrator.ssh.listening import Listening
+from orchestrator.ssh.onekey import OneUseKey, trusted_lines
+from orchestrator.ssh.shipment import TUNNELS, WANTED, End, NoWay, Shipment
 
-ROUTE = "through this machine's memory, without landing on its disk"
+__all__ = ["End", "ship", "ways"]
+
+
+def ways(source: End, target: End, transfer: TransferName, timeouts: Timeouts) -> routes.Ways:
+    """Ask both ends, at the same time, how they see each other. Raises what reaching them raises."""
+    settings = target.settings
+    keys = settings is not None and source.host.transport != "local" and transfer != "relay"
+    place = (settings.hostname, settings.port) if settings is not None else None
+    answers: list[Mapping[str, Any]] = [{}, {}]
+    if keys:
+        outcomes = on_each([target, source], lambda end: _reach(end, [place] if end is source else [], timeouts))
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        answers = [outcome.value or {} for outcome in outcomes]
+    return routes.Ways(
+        source=source.host,
+        target=target.host,
+        from_target=answers[0],
+        from_source=answers[1],
+        straight=settings is not None and not settings.hops and not settings.one("proxycommand"),
+        openssh=settings is not None and settings.source == "openssh",
+        trusted=settings is not None and keys and bool(trusted_lines(settings)),
+        tunnels=TUNNELS,
+    )
+
+
+def _reach(end: End, places: Sequence[tuple[str, int] | None], timeouts: Timeouts) -> dict[str, Any]:
+    args = {"places": [list(place) for place in places if place is not None]}
+    return ask(end.connection, end.host, "reach", args, role=end.role, timeouts=timeouts)
 
 
 def ship(
     checkpoint: Checkpoint,
     job: Job,
-    source: tuple[Connection, Host],
-    target: tuple[Connection, Host],
+    source: End,
+    target: End,
     timeouts: Timeouts,
     on_bytes: Callable[[int, int], None],
+    on_trouble: Callable[[str], None],
     *,
+    choice: Sequence[Route],
     layout: str | None,
-) -> dict[str, object]:
-    """Stream what the job needs of the checkpoint; what arrives is a Checkpoint there, or nothing is.
+    limit_rate: int | None = None,
+) -> dict[str, Any]:
+    """Bring what the job needs of the checkpoint; what arrives is a Checkpoint there, or nothing is.
 
-    `on_bytes(done, total)` is called as they pass. Returns the sender's account: bytes, sha256, stripped prefixes ...
-    Raises TransferError when the source changed or a record was damaged, ConnectionLost, Refused (no space).
+    `choice` are the routes to try in order; `on_trouble` hears why one was given up. `on_bytes(done, total)` is called
+    as bytes arrive. Returns the sender's account: bytes, what was sent, stripped prefixes ... Raises TornCheckpoint
+    where a record was damaged, TransferError when the source changed or bytes did not arrive, ConnectionLost, Refused
+    (no space).
     """
-    ask_source = {
+    question = {
         "root": checkpoint.root,
         "path": checkpoint.path,
         "ship": job.ship,
         "model_key": job.model_key,
         "identity": checkpoint.identity,
-        "limit_rate": None,
+        "limit_rate": limit_rate,
         "layout": layout,
     }
-    with Conversation(source[0], source[1], "send", ask_source, role="train", timeouts=timeouts, bulk=True) as sender:
+    keyed = [route for route in choice if route.kind != "relay"]
+    relays = [route for route in choice if route.kind == "relay"]
+    trouble = "there is no way"
+    for some in filter(None, (keyed, relays)):
+        try:
+            return _attempt(checkpoint, question, source, target, timeouts, some, on_bytes, on_trouble)
+        except NoWay as error:
+            trouble = str(error)
+            if some is keyed and relays:
+                on_trouble(f"{trouble}; going on through this machine")
+    raise TransferError(trouble, hint="run the command again: it goes on where this one ended")
+
+
+def _attempt(
+    checkpoint: Checkpoint,
+    question: Mapping[str, Any],
+    source: End,
+    target: End,
+    timeouts: Timeouts,
+    choice: Sequence[Route],
+    on_bytes: Callable[[int, int], None],
+    on_trouble: Callable[[str], None],
+) -> dict[str, Any]:
+    """By one-use keys, or by the relay: only then do many bytes pass here, on connections of their own."""
+    settings, relayed = target.settings, choice[0].kind == "relay"
+    key = OneUseKey.make() if not relayed and settings is not None else None
+    if key is not None and settings is not None:
+        question = {**question, "credentials": key.credentials(settings)}
+    with source.asked("send", question, timeouts, bulk=relayed) as sender:
         announced = next(sender.events())
         if not isinstance(announced, dict):
-            raise TransferError("the training box sent bytes before their sizes", host=source[1].name)
-        ask_target = {
-            "workdir": target[1].workdir,
-            "identity": checkpoint.identity,
-            "files": announced["files"],
-            "meta": {
-                "step": checkpoint.step,
-                "source": f"{checkpoint.host}:{checkpoint.root}/{checkpoint.path}",
-                "entry": _entry(announced["files"]),
-            },
-        }
-        with Conversation(
-            target[0], target[1], "receive", ask_target, role="eval", timeouts=timeouts, bulk=True
-        ) as receiver:
-            if "ready" not in next(receiver.events(), {}):
+            raise TransferError("the training box sent bytes before their sizes", host=source.name)
+        wanted = _receive_question(checkpoint, target.host, announced, key)
+        with target.asked("receive", wanted, timeouts, bulk=relayed) as receiver:
+            heard = Listening(receiver, WANTED, lambda said: on_bytes(said["received"], said["total"]))
+            ready = heard.expect("ready")
+            if ready is None:
                 return announced  # somebody else has brought it meanwhile
-            done = 0
-            for event in sender.events():
-                if isinstance(event, bytes):
-                    if not receiver.send(event):
-                        receiver.result()  # raises what ended it; the rest is not read from the training box
-                        raise TransferError(f"{target[1].name} stopped taking bytes", host=target[1].name)
-                    done += len(event)
-                    on_bytes(done, announced["size"])
-            receiver.finish_sending()
-            receiver.tell({"files": sender.answer["files"]})
-            receiver.result()
-    return sender.answer
+            shipment = Shipment(source, target, sender, receiver, heard, timeouts)
+            try:
+                return shipment.bring(ready["missing"], choice, on_trouble)
+            except TornCheckpoint:
+                shipment.drop()
+                raise
+
+
+def _receive_question(
+    checkpoint: Checkpoint, host: Host, announced: Mapping[str, Any], key: OneUseKey | None
+) -> dict[str, Any]:
+    return {
+        "workdir": host.workdir,
+        "identity": checkpoint.identity,
+        "files": announced["files"],
+        "chunk": announced["chunk"],
+        "plan": announced["plan"],
+        "keep_free": host.keep_free,
+        "keys": host.one_use_keys and host.transport != "local",
+        "door": key.door(host) if key is not None else None,
+        "meta": {
+            "step": checkpoint.step,
+            "source": f"{checkpoint.host}:{checkpoint.root}/{checkpoint.path}",
+            "entry": _entry(announced["files"]),
+        },
+    }
 
 
 def _entry(files: Sequence[Mapping[str, object]]) -> str:

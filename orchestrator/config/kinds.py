@@ -25,6 +25,7 @@ from orchestrator.config.messages import Step
 
 SIZE = r"^[0-9]+(\.[0-9]+)? ?([KMGTkmgt]i?)?[Bb]$"
 DURATION = r"^([0-9]+(\.[0-9]+)? ?(ms|min|[smhd]) ?)+$"
+SWITCH = "^([Tt]rue|[Yy]es|[Oo]n|[Ff]alse|[Nn]o|[Oo]ff|TRUE|YES|ON|FALSE|NO|OFF)$"
 GPUS = "^ *[0-9]+( *- *[0-9]+)?( *, *[0-9]+( *- *[0-9]+)?)* *$"
 REFUSAL = "refusal"
 """type of the errors whose text is a whole sentence"""
@@ -87,6 +88,7 @@ Server = Annotated[str, AfterValidator(words.server), _schema("a URL", "^https?:
 EnvText = Annotated[str, _schema("a value", "", ["string", "number", "boolean"])]
 Count = Annotated[int, _written(units.whole_number), Field(title="a whole number above zero", ge=1)]
 Argv = Annotated[Several[Text], Field(title="a list: program and arguments, such as [pass, show, token]")]
+Switch = Annotated[bool, _written(units.yes_or_no), _schema("true or false", SWITCH, ["boolean", "string"])]
 Size = Annotated[int, _written(units.size), _schema("a size like 60GiB", SIZE, ["integer", "string"], minimum=1)]
 Duration = Annotated[
     float,

@@ -67,6 +67,7 @@ def load_inventory(path: Path) -> Inventory:
         hosts=MappingProxyType({name: _host(name, path.parent, **host) for name, host in given["hosts"].items()}),
         runs=MappingProxyType({name: _run(name, **run) for name, run in given.get("runs", {}).items()}),
         timeouts=Timeouts(**given.get("timeouts", {})),
+        transfer=given.get("transfer", "auto"),
     )
 
 

@@ -18,11 +18,12 @@ from orchestrator.config import kinds
 from orchestrator.config.kinds import Count, Duration, Name, OneOrMore, Pathname, Text, refuse
 from orchestrator.config.messages import did_you_mean, quoted
 from orchestrator.config.words import DATA_PREFIX, PLACEHOLDERS, placeholders
-from orchestrator.model import Role, Timeouts, TransportName
+from orchestrator.model import Role, Timeouts, TransferName, TransportName
 
 PAYLOAD_FOLDER = "remote_payload"
 INSTALLED_ROOT = Path(__file__).resolve().parents[2]
 """the folder that holds the packages orchestrator and remote_payload, in a checkout and in an installation"""
+TRANSFER = "Which way checkpoints go: direct (box to box), tunnel, relay (over this computer); auto picks."
 ROOM_FOR_ANCHORS = {"patternProperties": {"^x-": True}}
 
 
@@ -68,6 +69,10 @@ class HostSettings(Settings, title="a mapping such as {roles: [train]}"):
     workdir: kinds.RemoteFolder | None = optional("Where orch keeps its files on an evaluation host. Default: ~/orch.")
     root: Pathname | None = optional("Only with transport: local. The folder here that stands for the host's home.")
     limits: LimitSettings | None = optional("What every evaluation on this host may use; a job may ask for less.")
+    one_use_keys: kinds.Switch | None = optional(
+        "no: a shipment never touches this user's authorized_keys, and goes through this computer. Default: yes."
+    )
+    keep_free: kinds.Size | None = optional("What a shipment leaves free on this host's disk, such as 10GiB.")
 
     @model_validator(mode="after")
     def _fits_its_transport(self) -> HostSettings:
@@ -114,6 +119,8 @@ class RunSettings(Settings, title="a mapping such as {host: ct200, checkpoints: 
         "What the training's GPUs do: a role's name and its GPU numbers. Groups them in status.",
         title="a mapping such as {target: 0-4, drafter: 5-7}",
     )
+    transfer: TransferName | None = optional(TRANSFER)
+    limit_rate: kinds.Size | None = optional("Bytes a second that leave the training box at most, such as 50MB.")
 
     @field_validator("host", "eval_host")
     @classmethod
@@ -173,6 +180,7 @@ class HostsFile(Settings, title="a mapping with the keys hosts and runs", json_s
     )
     runs: dict[Name, RunSettings] | None = optional("The training runs, by name.", title="a mapping of run names")
     timeouts: TimeoutSettings | None = optional("Time limits of connections and questions.")
+    transfer: TransferName | None = optional(f"{TRANSFER} For runs that don't say.")
 
     @field_validator("hosts")
     @classmethod

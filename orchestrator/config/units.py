@@ -1,4 +1,4 @@
-"""Words of the files -> numbers: sizes (bytes), durations (seconds), GPU ranges. Every refusal is a ValueError."""
+"""Words of the files -> values: sizes (bytes), durations (seconds), GPU ranges, switches. A refusal is a ValueError."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|min|[smhd])")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern} ?)+")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _RANGE = re.compile(r"([0-9]{1,6})(?:\s*-\s*([0-9]{1,6}))?")
+
+
+def yes_or_no(text: str) -> bool:
+    """A switch: true, yes, on; false, no, off."""
+    if text.lower() not in ("true", "yes", "on", "false", "no", "off"):
+        raise ValueError("true or false")
+    return text.lower() in ("true", "yes", "on")
 
 
 def whole_number(text: str) -> int:

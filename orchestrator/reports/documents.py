@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.actions.harness import Pushed
 from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Drift, Estimate, Plan, Result, Run, Scan
+from orchestrator.model import Candidate, Checkpoint, Drift, Estimate, Plan, Result, Run, Scan, Staged
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 SCHEMA = 1
@@ -118,6 +118,27 @@ def _candidate(candidate: Candidate) -> Document:
         "step": candidate.step,
         "state": candidate.state,
         "reason": candidate.reason or None,
+    }
+
+
+def staged_body(rows: Sequence[Staged], *, cleaned: bool = False) -> Document:
+    """What lies on evaluation hosts; with `cleaned`, what became of it."""
+    return {"staged": [_staged(row, cleaned) for row in rows]}
+
+
+def _staged(row: Staged, cleaned: bool) -> Document:
+    told = {"removed": row.removed, "why": row.why or None} if cleaned else {}
+    return {
+        "host": row.host,
+        "identity": row.identity,
+        "step": row.step,
+        "bytes": row.bytes,
+        "path": row.path,
+        "source": row.source or None,
+        "staged_at": row.staged_at,
+        "state": "complete" if row.whole else "arriving",
+        "used_by": list(row.used_by),
+        **told,
     }
 
 

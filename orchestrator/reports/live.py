@@ -19,7 +19,7 @@ from orchestrator.actions.harness import FileDiff
 from orchestrator.answers import Json
 from orchestrator.model import Drift, Job, Plan, Run, Scan
 from orchestrator.reports import tables
-from orchestrator.reports.text import duration, shown, size
+from orchestrator.reports.text import duration, shown, size, throughput
 
 EVERY = 10.0
 """seconds between two lines where there is no terminal"""
@@ -49,6 +49,8 @@ class Live:
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._began = self._said = time.monotonic()
+        self._moving: tuple[float, int] | None = None
+        """when shipping was first heard of, and the bytes that were there by then"""
 
     def planned(self, plan: Plan, drift: Drift, diffs: tuple[FileDiff, ...], scan: Scan | None) -> None:
         self.plan = plan
@@ -64,8 +66,15 @@ class Live:
     def moved(self, done: int, total: int) -> None:
         if self._console.is_terminal:
             self._bar("shipping", done, total, bytes_bar=True)
-        elif self._due() or done >= total:
-            self._say(f"shipping {size(done)} of {size(total)}")
+            return
+        now = time.monotonic()
+        if self._moving is None:
+            self._moving = (now, done)  # what an earlier attempt brought is no speed of this one
+        began, kept = self._moving
+        speed = (done - kept) / (now - began) if now > began else 0.0
+        if self._due() or done >= total:
+            left = f", {duration((total - done) / speed)} left" if speed and done < total else ""
+            self._say(f"shipping {size(done)} of {size(total)}, {throughput(speed)}{left}")
 
     def started(self, run: Run, job: Job, again: str) -> None:
         self.run, self.job, self.again = run, job, again

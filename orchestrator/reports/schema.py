@@ -126,6 +126,18 @@ MEASURED = record(
 )
 DIGESTS = record(checkpoint=TEXT, harness=TEXT, job=TEXT, data=TEXT)
 
+STAGED = {
+    "host": TEXT,
+    "identity": TEXT,
+    "step": maybe(COUNT),
+    "bytes": COUNT,
+    "path": TEXT,
+    "source": maybe(TEXT),
+    "staged_at": maybe(TIME),
+    "state": one_of("complete", "arriving"),
+    "used_by": many(TEXT),
+}
+
 DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
     "checkpoints": (
@@ -139,6 +151,8 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         },
         {},
     ),
+    "staged": ({"staged": many(record(**STAGED))}, {}),
+    "clean": ({"staged": many(record(**STAGED, removed=FLAG, why=maybe(TEXT)))}, {}),
     "sync-harness": (
         {
             "host": TEXT,

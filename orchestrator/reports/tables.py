@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.actions.harness import FileDiff
-from orchestrator.model import Drift, Estimate, Plan, Result, Scan
+from orchestrator.model import Drift, Estimate, Plan, Result, Scan, Staged
 from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
@@ -147,6 +147,17 @@ def checkpoints_table(scan: Scan) -> RenderableType:
     for row in sorted(scan.candidates, key=lambda candidate: -(candidate.step or -1)):
         step = "" if row.step is None else str(row.step)
         table.add_row(step, shown(row.path), Text(row.state, style=STYLES.get(row.state, "")), shown(row.reason))
+    return table
+
+
+def staged_table(rows: Sequence[Staged], *, cleaned: bool = False) -> RenderableType:
+    """What lies on evaluation hosts; with `cleaned`, what became of it."""
+    table = _table("host", "step", "bytes", "staged", "from", "removed" if cleaned else "used by")
+    for row in rows:
+        came = row.staged_at or "arriving"
+        last = (shown(row.why) or "removed") if cleaned else ", ".join(map(shown, row.used_by))
+        step = "" if row.step is None else str(row.step)
+        table.add_row(row.host, step, size(row.bytes), shown(came), shown(row.source), last)
     return table
 
 

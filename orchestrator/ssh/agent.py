@@ -19,16 +19,23 @@ from orchestrator.errors import (
     OrchError,
     Refused,
     RemotePythonError,
+    TornCheckpoint,
     TransferError,
 )
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh import bundle
-from orchestrator.ssh.connection import Channel, Connection
+from orchestrator.ssh.connection import Channel, Connection, Opener
 from remote_payload.agent import wire
 
 NOISE_LIMIT = 1 << 20
 """bytes of login-shell output before the agent's first frame"""
-ERRORS = {"config": ConfigError, "nothing": NothingToEvaluate, "refused": Refused, "transfer": TransferError}
+ERRORS = {
+    "config": ConfigError,
+    "nothing": NothingToEvaluate,
+    "refused": Refused,
+    "transfer": TransferError,
+    "torn": TornCheckpoint,
+}
 
 NOT_THERE = ("not found", "no such file", "unknown command")
 """what login shells say of a program that is not there"""
@@ -41,7 +48,7 @@ class Conversation:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Opener,
         host: Host,
         question: str,
         args: Mapping[str, Any],

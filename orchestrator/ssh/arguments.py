@@ -34,11 +34,12 @@ def ssh_argv(
     control: Sequence[str] = NO_MULTIPLEXING,
     batch: bool = True,
     verbose: bool = False,
+    forward: str = "",
 ) -> list[str]:
     """`ssh` to a host. `command` is for the login shell there; None means that there is none (a master, or `-O`).
 
-    Host keys of every hop are checked and unknown ones refused; nothing but the command's three streams is forwarded;
-    with `batch`, ssh asks the user nothing.
+    Host keys of every hop are checked and unknown ones refused; nothing but the command's three streams is forwarded,
+    and the one port of the host that `forward` names (as for -R); with `batch`, ssh asks the user nothing.
     """
     common = _common(timeouts, batch=batch, verbose=verbose)
     return [
@@ -47,12 +48,19 @@ def ssh_argv(
         *common,
         *_fast_algorithms(settings.options),
         *_through(settings.hops, common),
-        *ONLY_THE_COMMAND,
+        *(_with_a_port(forward) if forward else ONLY_THE_COMMAND),
         *control,
         *(["-N"] if command is None else []),
         *target_argv(settings.target),
         *([] if command is None else [command]),
     ]
+
+
+def _with_a_port(forward: str) -> list[str]:
+    """The port is asked for, or the connection ends. Forwardings of the user's configuration are not wanted, but only
+    `ClearAllForwardings`, which would take ours too, keeps them away: one that fails would end the connection."""
+    instead = {"ClearAllForwardings=yes": "ExitOnForwardFailure=yes"}
+    return [*(instead.get(word, word) for word in ONLY_THE_COMMAND), "-R", forward]
 
 
 def _common(timeouts: Timeouts, *, batch: bool, verbose: bool) -> list[str]:

@@ -17,6 +17,14 @@ STAGE = (
 )
 """No quote, backslash, dollar, `!` or newline that a login shell could read its own way."""
 
+DOOR = (
+    "import array,os,socket,sys;s=socket.socket(socket.AF_UNIX);s.connect(bytes(1)+sys.argv[1].encode());"
+    "u=s.getsockopt(socket.SOL_SOCKET,socket.SO_PEERCRED,12);"
+    "int.from_bytes(u[4:8],sys.byteorder)==os.getuid()or sys.exit(1);"
+    "s.sendmsg([bytes(1)],[(socket.SOL_SOCKET,socket.SCM_RIGHTS,array.array(chr(105),[0]))]);s.recv(1)"
+)
+"""Connect to a socket without a file, see that it is this user's, hand over stdin, wait for the end. Plain as STAGE."""
+
 
 FLAGS = ("-I", "-S", "-B")
 """Nothing of the user's own, no .pth file of its environment (they may run code, and cost 4 ms), nothing written."""
@@ -51,8 +59,18 @@ def _packed() -> bytes:
 
 
 def start_argv(python: str) -> list[str]:
-    """The command that starts the agent with a host's python. A leading `~/` is the remote user's home."""
+    """The command that starts the agent with a host's python."""
+    return python_argv(python, STAGE)
+
+
+def door_argv(python: str, name: str) -> list[str]:
+    """The command of a connection that hands itself over to the receiver that listens on this socket."""
+    return python_argv(python, DOOR, name)
+
+
+def python_argv(python: str, code: str, *words: str) -> list[str]:
+    """A host's python with some code. A leading `~/` is the remote user's home."""
     if python.startswith("~/"):
         shell = 'p=$1; shift; exec "$HOME/$p" "$@"'
-        return ["/bin/sh", "-c", shell, "sh", python[2:], *FLAGS, "-c", STAGE]
-    return [python, *FLAGS, "-c", STAGE]
+        return ["/bin/sh", "-c", shell, "sh", python[2:], *FLAGS, "-c", code, *words]
+    return [python, *FLAGS, "-c", code, *words]

@@ -48,6 +48,13 @@ class Channel(Protocol):
         """Let go: the command sees EOF on stdin. Never raises, returns within a second."""
 
 
+class Opener(Protocol):
+    """What a conversation needs of a connection."""
+
+    def open(self, argv: Sequence[str], *, bulk: bool = False) -> Channel:
+        """See Connection.open."""
+
+
 class Connection(Protocol):
     """A way to one host. Safe to use from several threads. Opened on first use or on construction, closed once."""
 

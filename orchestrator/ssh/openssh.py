@@ -134,6 +134,16 @@ def bulk_channel(host: Host, timeouts: Timeouts, settings: Settings, argv: Seque
     return process.ProcessChannel(child, argv, judge(_asked(host, settings, timeouts), mark))
 
 
+def forwarding_channel(
+    host: Host, timeouts: Timeouts, settings: Settings, argv: Sequence[str], forward: str
+) -> Channel:
+    """One command on a connection of its own that also forwards a port of the host (`ssh -R`'s words)."""
+    mark = ending.new_mark()
+    words = ssh_argv(settings, timeouts, command_line(ending.told(argv, mark)), forward=forward)
+    child = process.Children().start(words)
+    return process.ProcessChannel(child, argv, judge(_asked(host, settings, timeouts), mark))
+
+
 def _asked(host: Host, settings: Settings, timeouts: Timeouts) -> failures.Asked:
     return failures.Asked(name=host.name, typed=settings.command, seconds=timeouts.connect)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator import config
-from orchestrator.actions import checkpoints
+from orchestrator.actions import checkpoints, torn
+from orchestrator.actions.ledger import state_folder
 from orchestrator.model import Inventory, Scan, TrainingRun
 from orchestrator.ssh.choose import Connections
 
@@ -12,4 +13,4 @@ def scan(inventory: Inventory, run_name: str | None, connections: Connections) -
     """Look at a run's checkpoints on its first host."""
     run = config.choose_run(inventory, run_name)
     host = inventory.hosts[run.hosts[0]]
-    return run, checkpoints.scan(connections.to(host), host, run, inventory.timeouts)
+    return run, checkpoints.scan(connections.to(host), host, run, inventory.timeouts, torn.known(state_folder()))

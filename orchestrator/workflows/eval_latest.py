@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config
+from orchestrator import config, routes
 from orchestrator import plan as planning
-from orchestrator.actions import harness, runs, staging, training
+from orchestrator.actions import harness, runs, staging, torn, training
 from orchestrator.actions.harness import FileDiff
-from orchestrator.actions.ledger import Ledger
+from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
 from orchestrator.errors import (
     AuthenticationFailed,
@@ -23,9 +23,10 @@ from orchestrator.errors import (
     HostUnreachable,
     OrchError,
     Refused,
+    TornCheckpoint,
     TrainingDisturbed,
 )
-from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Run, Scan
+from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
@@ -85,7 +86,12 @@ def eval_latest(
         refusal = planning.drift_refusal(scene.drift, scene.evaluate, scene.job)
         listener.planned(replace(plan, refused=(refusal,)), scene.drift, (), None)
         raise Refused(refusal.reason, hint=refusal.hint, host=scene.evaluate.name)
-    windows = _act(scene, plan, checkpoint, connections, listener)
+    try:
+        windows = _act(scene, plan, checkpoint, connections, listener)
+    except TornCheckpoint as error:
+        torn.remember(state_folder(), checkpoint, error.message)
+        listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
+        return eval_latest(inventory, options, connections, consent, listener)
     run = _launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
@@ -152,6 +158,7 @@ def _plan(
     side = planning.EvalSide(
         host=scene.evaluate,
         staged=checkpoint.identity in scene.facts.staged,
+        arriving=scene.facts.arriving.get(checkpoint.identity, 0),
         same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
         disk_free=int(scene.box["disk"]["free"]),
         memory_available=int(scene.box["memory"]["available"]),
@@ -165,7 +172,7 @@ def _plan(
         job=scene.job,
         allow_on_training_host=scene.options.allow_on_training_host,
         consent_possible=consent.possible,
-        route=staging.ROUTE,
+        routes=() if side.staged else _routes(scene, connections),
     )
     if not plan.action("sync"):
         return plan, ()
@@ -173,18 +180,45 @@ def _plan(
     return plan, differences(connection, scene.evaluate, scene.job, scene.drift, scene.inventory)
 
 
+def _ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
+    source = staging.End(connection=connections.to(scene.train), host=scene.train, role="train")
+    return source, staging.End(connection=connections.to(scene.evaluate), host=scene.evaluate, role="eval")
+
+
+def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
+    """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
+    transfer = scene.run.transfer or scene.inventory.transfer
+    ways = staging.ways(*_ends(scene, connections), transfer, scene.inventory.timeouts)
+    choice, why_not = routes.choose(transfer, ways, scene.run.limit_rate)
+    if not choice:
+        hint = "transfer: auto in hosts.yaml takes what there is"
+        raise Refused(f"no way to ship: {'; '.join(why_not)}", hint=hint, host=scene.evaluate.name)
+    return choice
+
+
 def _act(
     scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener
 ) -> list[dict[str, Any]]:
-    """Sync and ship as planned; the windows in which orch acted on the training box."""
-    before = scene.sample()
+    """Sync and ship as planned; the windows in which orch acted on the training box.
+
+    Raises TornCheckpoint where a record of the checkpoint does not fit its CRC.
+    """
+    before, limits = scene.sample(), scene.inventory.timeouts
     windows = [training.window("observe", scene.train.name, before, before)]
-    target = (connections.to(scene.evaluate), scene.evaluate)
     if plan.action("sync"):
-        harness.push(*target, scene.job, scene.drift, scene.inventory.timeouts)
+        harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
     if plan.action("ship"):
-        source, layout = (connections.to(scene.train), scene.train), scene.run.layout
-        staging.ship(checkpoint, scene.job, source, target, scene.inventory.timeouts, listener.moved, layout=layout)
+        staging.ship(
+            checkpoint,
+            scene.job,
+            *_ends(scene, connections),
+            limits,
+            listener.moved,
+            listener.warned,
+            choice=plan.routes,
+            layout=scene.run.layout,
+            limit_rate=scene.run.limit_rate,
+        )
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.actions import observation
+from orchestrator.actions import observation, torn
+from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.observation import HostFacts
 from orchestrator.model import Harness, Host, Job, Timeouts, TrainingRun
 from orchestrator.ssh.choose import Connections
@@ -37,6 +38,7 @@ class Look:
 
 def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts) -> list[Outcome[Look, HostFacts]]:
     """All answers, in order; a box that can't be reached is an outcome with an error."""
+    known_torn = torn.known(state_folder())
 
     def one(look: Look) -> HostFacts:
         evaluation = None
@@ -50,6 +52,7 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             runs=look.runs,
             evaluation=evaluation,
             step=look.step,
+            torn=known_torn,
             sample=look.sample,
         )
 

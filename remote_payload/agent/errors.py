@@ -4,7 +4,7 @@
 class AgentError(Exception):
     """What went wrong, where, and what to type next. `kind` is one of KINDS."""
 
-    KINDS = ("config", "nothing", "refused", "transfer", "failed")
+    KINDS = ("config", "nothing", "refused", "transfer", "torn", "failed")
 
     def __init__(self, message: str, hint: str = "", kind: str = "failed") -> None:
         super().__init__(message)

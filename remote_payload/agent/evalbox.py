@@ -20,14 +20,16 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """args {"workdir", "remote"?, "entries"?, "ignore"?, "headline"?: dotted path, "data"?: {name: path}, "digest"?:
     bool, "server"?: URL, "python"?, "check_python"?: bool}; each part is answered where its argument is given:
 
-    {"harness": harness.facts, "staged": [...], "runs": [...], "remote_folder": [...], "data": {name: {"path", "exists",
-    "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail"} or None, "python": {"path", "ok",
-    "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"}, "memory": {"total", "available"}, "cores"}.
+    {"harness": harness.facts, "staged": [...], "arriving": [...], "runs": [...], "remote_folder": [...], "data": {name:
+    {"path", "exists", "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail"} or None, "python":
+    {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"}, "memory": {"total",
+    "available"}, "cores"}.
     """
     workdir, remote = args["workdir"], args.get("remote")
     answer: Dict[str, Any] = {
         "workdir": scratch.expand(workdir),
         "staged": staging.staged(workdir),
+        "arriving": staging.arriving(workdir),
         "runs": runs.list_runs(workdir),
         "disk": hostinfo.disk(workdir),
         "memory": hostinfo.memory(),

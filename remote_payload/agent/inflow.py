@@ -29,6 +29,18 @@ class Inflow:
             self.taken += len(part)
             yield part
 
+    def into(self, buffer: memoryview) -> int:
+        """Put the next bytes into a buffer, as many as there are at once; 0 at the stream's end."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        self.taken += len(part)
+        return len(part)
+
     def finish(self) -> None:
         """Take the stream's end. Raises AgentError where more came than was announced."""
         more = len(self._rest) + sum(len(piece) for piece in self._pieces)

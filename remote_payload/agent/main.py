@@ -18,10 +18,14 @@ from remote_payload.agent.talk import Talk
 QUESTIONS = {
     "observe": ("questions_observe", "observe_answer", False),
     "scan": ("questions_checkpoints", "scan_answer", False),
-    "send": ("questions_checkpoints", "send_answer", False),
+    "send": ("sending", "send_answer", False),
     "harness_read": ("harness", "harness_read_answer", False),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
+    "staged": ("retention", "staged_answer", False),
+    "clean": ("retention", "clean_answer", True),
+    "reach": ("reach", "reach_answer", False),
+    "hold": ("reach", "hold_answer", False),
     "launch": ("runs", "launch_answer", True),
     "follow": ("runs", "follow_answer", False),
     "collect": ("runs", "collect_answer", False),
@@ -47,6 +51,11 @@ def serve(stdin: BinaryIO, bundle: str) -> None:
 
 def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
     try:
+        credentials = request["args"].pop("credentials", None)
+        if credentials is not None:
+            from remote_payload.agent.credentials import keep
+
+            keep(credentials["key"], credentials["known_hosts"])  # before files can't grow any more, see there
         if request["role"] == "train":
             _stay_harmless()
         module, function, writes = QUESTIONS[request["question"]]

@@ -157,7 +157,12 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
 
     alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
     return scan.scan(
-        saved["root"], layout=saved.get("layout"), training_alive=alive, now=time.time(), step=saved.get("step")
+        saved["root"],
+        layout=saved.get("layout"),
+        training_alive=alive,
+        now=time.time(),
+        step=saved.get("step"),
+        torn=saved.get("torn") or (),
     )
 
 

@@ -6,7 +6,7 @@ proves, never a quiet period.
 
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from remote_payload.agent import layouts
 from remote_payload.agent.layouts.base import Found, Layout
@@ -46,10 +46,17 @@ class Judged:
 
 
 def scan(
-    root: str, *, layout: Optional[str], training_alive: bool, now: float, step: Optional[int] = None
+    root: str,
+    *,
+    layout: Optional[str],
+    training_alive: bool,
+    now: float,
+    step: Optional[int] = None,
+    torn: Sequence[str] = (),
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
+    `torn` names identities whose records are known not to fit their CRC: a proof from structure can't see that.
     Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
@@ -66,7 +73,7 @@ def scan(
     answer["layout"] = run.layout.name
     warnings: List[str] = answer["warnings"]
     wanted = [found for found in run.findings.found if step is None or found.step == step]
-    judged, proof = _judge_all(tree, run.layout, list(reversed(wanted)))
+    judged, proof = _judge_all(tree, run.layout, list(reversed(wanted)), torn)
     try:
         _tell_writing_from_torn(tree, judged, training_alive, now)
         if proof is not None:
@@ -83,7 +90,9 @@ def scan(
     return answer
 
 
-def _judge_all(tree: Tree, layout: Layout, newest_first: List[Found]) -> Tuple[List[Judged], Optional[Proof]]:
+def _judge_all(
+    tree: Tree, layout: Layout, newest_first: List[Found], torn: Sequence[str]
+) -> Tuple[List[Judged], Optional[Proof]]:
     """Every candidate down to the first complete one, whose proof is kept open; older ones while there is time."""
     judged: List[Judged] = []
     latest: Optional[Proof] = None
@@ -95,7 +104,7 @@ def _judge_all(tree: Tree, layout: Layout, newest_first: List[Found]) -> Tuple[L
         if latest is not None and time.monotonic() > deadline:
             one.state, one.reason = "ignored", "older than the latest complete one; not looked into"
             continue
-        proof = _judge(tree, layout, one)
+        proof = _judge(tree, layout, one, torn)
         if proof is None:
             continue
         if latest is None:
@@ -105,7 +114,7 @@ def _judge_all(tree: Tree, layout: Layout, newest_first: List[Found]) -> Tuple[L
     return judged, latest
 
 
-def _judge(tree: Tree, layout: Layout, one: Judged) -> Optional[Proof]:
+def _judge(tree: Tree, layout: Layout, one: Judged, torn: Sequence[str]) -> Optional[Proof]:
     """The proof of a complete candidate; else None, with state and reason set (state "" for one not yet told)."""
     try:
         proof = layout.prove(tree, one.found.path)
@@ -122,6 +131,10 @@ def _judge(tree: Tree, layout: Layout, one: Judged) -> Optional[Proof]:
         return None
     if proof.changed():
         one.reason = "it changed while it was looked at"
+        proof.close()
+        return None
+    if proof.identity in torn:
+        one.state, one.reason = "torn", "a record of it did not fit its CRC when it was shipped"
         proof.close()
         return None
     one.state, one.step, one.modified_at = "complete", proof.step, proof.modified_at

@@ -1,35 +1,41 @@
 """Checkpoints on an evaluation host: WORKDIR/checkpoints/IDENTITY/, there only when every byte of it was proven.
 
-A checkpoint arrives in .incoming-IDENTITY-RANDOM, hashed while it is written. The sender's hashes come behind the
-bytes; only when they agree does checkpoint.json, and then the folder's name, appear.
+A checkpoint arrives in .incoming-IDENTITY (incoming.py), chunk by chunk. Only when all have come, and are those that
+the sender sent, do checkpoint.json and then the folder's name appear.
 """
 
-import hashlib
 import os
 import re
 import shutil
+import sys
+import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional
 
-from remote_payload.agent import scratch
+from remote_payload.agent import authorizedkeys, chunks, incoming, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import steps
-from remote_payload.agent.inflow import Inflow, unwritable, write_all
+from remote_payload.agent.incoming import Incoming
+from remote_payload.agent.inflow import Inflow, unwritable
 
 RECORD = "checkpoint.json"
 RESERVE = 16 << 20
-"""bytes that stay free beside the checkpoint, and 2% of it"""
+"""bytes that stay free beside the checkpoint, and 2% of it, unless something else is asked for"""
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+=-]{0,199}")
-_NOTHING_LEFT = "nothing of it was kept"
 _TELL_EVERY = 0.5
 """seconds between two progress messages"""
+
+
+def parent_of(workdir: str) -> str:
+    """The folder of all staged checkpoints."""
+    return os.path.join(scratch.expand(workdir), "checkpoints")
 
 
 def folder_of(workdir: str, identity: str) -> str:
     """Where the checkpoint of this identity lies, or would. Raises AgentError for an identity that is no name."""
     if not _IDENTITY.fullmatch(identity):
         raise AgentError("not the identity of a checkpoint: %s" % ascii(identity), kind="config")
-    return os.path.join(scratch.expand(workdir), "checkpoints", identity)
+    return os.path.join(parent_of(workdir), identity)
 
 
 def record_of(workdir: str, identity: str) -> Optional[Dict[str, Any]]:
@@ -54,128 +60,211 @@ def _size(path: str) -> int:
 
 
 def staged(workdir: str) -> List[Dict[str, Any]]:
-    """The checkpoints that lie ready: [{"identity", "step", "bytes", "path", "entry"}]. Nothing is written."""
-    parent = os.path.join(scratch.expand(workdir), "checkpoints")
+    """The checkpoints that lie ready: [{"identity", "step", "bytes", "path", "entry", "source", "staged_at"}].
+
+    Nothing is written.
+    """
+    parent = parent_of(workdir)
     found = []
     for identity in sorted(os.listdir(parent)) if os.path.isdir(parent) else ():
         record = record_of(workdir, identity) if _IDENTITY.fullmatch(identity) else None
         if record:
-            row = {key: record.get(key) for key in ("identity", "step", "bytes", "entry")}
+            row = {key: record.get(key) for key in ("identity", "step", "bytes", "entry", "source", "staged_at")}
             found.append(dict(row, path=os.path.join(parent, identity)))
+    return found
+
+
+def arriving(workdir: str) -> List[Dict[str, Any]]:
+    """Shipments that have not ended: [{"identity", "bytes" on the disk, "path"}]. Nothing is written."""
+    parent = parent_of(workdir)
+    names = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+    found = []
+    for name in names:
+        if name.startswith(incoming.PREFIX):
+            place = os.path.join(parent, name)
+            found.append({"identity": name[len(incoming.PREFIX) :], "bytes": allocated(place), "path": place})
     return found
 
 
 def receive_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """Take a checkpoint in.
 
-    args {"workdir", "identity", "files": [{"path", "size"}], "meta": {"step", "source", "entry"?}}: `entry` is the file
-    that stands for the checkpoint on a command line, "" for its folder. Answers {"already": true, "path"} at once where
-    it is staged; else says progress {"ready": true}, takes the files' bytes as one stream, then a message {"files":
-    [{"path", "size", "sha256"}]} with the sender's hashes, and answers {"already": false, "path", "bytes"}.
-    Progress {"received": bytes} is said meanwhile.
-    Raises AgentError: refused (no room, no permission), transfer (bytes missing or other than the sender's).
+    args {"workdir", "identity", "files": [{"path", "size"}], "chunk", "plan", "meta": {"step", "source", "entry"?},
+    "keep_free"?, "keys"?, "door"?}: `plan` is equal for shipments whose chunks hold the same bytes, `entry` is the
+    file that stands for the checkpoint on a command line, "" for its folder. Answers {"already": true, "path"} at once
+    where it is staged; else says progress {"ready": {"missing": ranges, "have": bytes}}. Each message {"round":
+    "relay"} or {"round": "lanes"} takes chunks and says progress {"missing": ranges}; a message {"sent": account} ends
+    it, with the answer {"already": false, "path", "bytes"}; {"drop": true} ends it with nothing kept. Progress
+    {"received": bytes, "total"} is said meanwhile. `keys` allows to touch authorized_keys: what killed attempts left
+    there is removed. With `door` chunks may come through connections of their own (doors.py), which the message
+    {"open": addresses} lets in; progress {"opened": {"line"} or {"error"}} answers it.
+
+    Raises AgentError: refused (no room, no permission, somebody else receives it), transfer (bytes missing or other
+    than the sender's). What has come by then is kept, and a later call for the same plan goes on from there.
     """
-    identity, files = args["identity"], args["files"]
-    final = folder_of(args["workdir"], identity)
-    for one in files:
+    final = folder_of(args["workdir"], args["identity"])
+    for one in args["files"]:
         steps(one["path"])
-        if one["path"] in (RECORD, scratch.WRITER):
+        if one["path"] == RECORD:
             raise AgentError("a checkpoint can't hold a file named %s" % one["path"], kind="config")
     parent = os.path.dirname(final)
-    total = sum(one["size"] for one in files)
+    arriving = os.path.join(parent, incoming.PREFIX + args["identity"])
+    total = sum(one["size"] for one in args["files"])
+    kept = 0
     try:
         os.makedirs(parent, mode=0o700, exist_ok=True)
-        scratch.sweep(parent, ".incoming")
-        if record_of(args["workdir"], identity):
-            return {"already": True, "path": final, "bytes": total}
-        _need_room(parent, total, len(files))
-        incoming = scratch.create(parent, ".incoming-" + identity)
-        try:
-            talk.progress({"ready": True, "total": total})
-            hashes = _take(incoming, files, talk)
-            _compare(files, hashes, talk.message()["files"])
-            _finish(incoming, final, args, hashes)
-        finally:
-            shutil.rmtree(incoming, ignore_errors=True)
+        scratch.sweep(parent, ".removed")
+        if args.get("keys"):
+            _sweep_keys()
+        with incoming.held(arriving):
+            if record_of(args["workdir"], args["identity"]):
+                shutil.rmtree(arriving, ignore_errors=True)
+                return {"already": True, "path": final, "bytes": total}
+            _need_room(parent, arriving, args)
+            coming = Incoming(arriving, args["files"], args["plan"], args["chunk"])
+            try:
+                if not _receive(coming, args, talk):
+                    shutil.rmtree(arriving, ignore_errors=True)
+                    return {"already": False, "path": "", "bytes": 0}
+                _finish(coming, final, args)
+            finally:
+                kept = coming.have
+                coming.close()
     except OSError as error:
-        raise unwritable(parent, error, _NOTHING_LEFT) from None
+        outcome = "%d of %d bytes are kept there, and the same command goes on with them" % (kept, total)
+        raise unwritable(parent, error, outcome) from None
     return {"already": False, "path": final, "bytes": total}
 
 
-def _need_room(parent: str, total: int, files: int) -> None:
+def _sweep_keys() -> None:
+    """Lines that a killed attempt left in authorized_keys; they admit nobody any more."""
+    try:
+        authorizedkeys.sweep()
+    except AgentError as problem:
+        print(problem.message, file=sys.stderr)
+
+
+def _need_room(parent: str, arriving: str, args: Dict[str, Any]) -> None:
+    total, files = sum(one["size"] for one in args["files"]), len(args["files"])
     disk = os.statvfs(parent)
     free = disk.f_bavail * disk.f_frsize
-    needed = total + RESERVE + total // 50
+    keep = RESERVE + total // 50 if args.get("keep_free") is None else int(args["keep_free"])
+    needed = max(0, total - allocated(arriving)) + keep
     if free < needed:
         raise AgentError(
-            "%s: %d bytes free, %d needed (%d of the checkpoint and a reserve)" % (parent, free, needed, total),
-            "remove old folders there, or name another `workdir` for this host",
+            "%s: %d bytes free, %d needed (%d of the checkpoint, %d to stay free)"
+            % (parent, free, needed, total, keep),
+            "orch clean removes old checkpoints there; or name another `workdir` for this host",
             kind="refused",
         )
     if disk.f_files and disk.f_favail < files + 8:
         raise AgentError("%s: %d inodes free, %d needed" % (parent, disk.f_favail, files + 8), kind="refused")
 
 
-def _take(incoming: str, files: Sequence[Dict[str, Any]], talk: Any) -> Dict[str, str]:
-    """Write the stream's files; returns path -> sha256 of what arrived."""
+def allocated(folder: str) -> int:
+    """Bytes on the disk that an earlier attempt holds already."""
+    places = [os.path.join(base, name) for base, _, names in os.walk(folder) for name in names]
+    return sum(os.lstat(place).st_blocks * 512 for place in places if os.path.lexists(place))
+
+
+def _receive(coming: Incoming, args: Dict[str, Any], talk: Any) -> bool:
+    """Take chunks, round by round, until the controller says what was sent, or that none of it is wanted (False).
+
+    Raises AgentError, OSError.
+    """
+    tell = _teller(coming, talk)
+    doors = None
+    if args.get("door"):
+        from remote_payload.agent.doors import Doors
+
+        doors = Doors(args["door"], coming, tell, talk)
+    try:
+        talk.progress({"ready": {"missing": coming.missing(), "have": coming.have}})
+        while True:
+            message = talk.message()
+            if "sent" in message:
+                break
+            if "drop" in message:
+                return False
+            if "open" in message:
+                talk.progress({"opened": doors.open(message["open"]) if doors else {"error": "no key was named"}})
+                continue
+            if message["round"] == "relay":
+                _take_relayed(coming, talk, tell)
+            elif doors is not None:
+                doors.wait()
+            talk.progress({"missing": coming.missing(), "received": coming.have, "total": coming.bytes})
+    finally:
+        if doors is not None:
+            doors.close()
+    missing = coming.missing()
+    if missing:
+        raise AgentError("%d bytes did not come" % (coming.bytes - coming.have), "run the command again", "transfer")
+    if not coming.agrees(message["sent"]):
+        raise AgentError("other bytes arrived than were sent", "run the command again", kind="transfer")
+    return True
+
+
+def _take_relayed(coming: Incoming, talk: Any, tell: Callable[[], None]) -> None:
     inflow = Inflow(talk.received())
-    hashes = {}
-    told = time.monotonic()
-    for one in files:
-        place = os.path.join(incoming, one["path"])
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        digest = hashlib.sha256()
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            for part in inflow.take(one["size"]):
-                digest.update(part)
-                write_all(descriptor, part)
-                if time.monotonic() - told > _TELL_EVERY:
-                    told = time.monotonic()
-                    talk.progress({"received": inflow.taken, "total": sum(file["size"] for file in files)})
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        hashes[one["path"]] = digest.hexdigest()
-    inflow.finish()
-    return hashes
+    try:
+        for found in chunks.Frames(inflow.into):
+            coming.take(*found)
+            tell()
+    except chunks.BadFrame as problem:
+        raise AgentError("what came is no shipment: %s" % problem, "run the command again", "transfer") from None
 
 
-def _compare(files: Sequence[Dict[str, Any]], hashes: Dict[str, str], sent: Sequence[Dict[str, Any]]) -> None:
-    theirs = {one["path"]: (one["size"], one["sha256"]) for one in sent}
-    ours = {one["path"]: (one["size"], hashes[one["path"]]) for one in files}
-    for path in sorted(set(theirs) | set(ours)):
-        if theirs.get(path) != ours.get(path):
-            raise AgentError(
-                "%s arrived with other bytes than were sent; %s" % (ascii(path), _NOTHING_LEFT),
-                "run the command again",
-                kind="transfer",
-            )
+def _teller(coming: Incoming, talk: Any) -> Callable[[], None]:
+    """Says how far it is, now and then. Called from several threads."""
+    lock, said = threading.Lock(), [0.0]
+
+    def tell() -> None:
+        with lock:
+            if time.monotonic() - said[0] < _TELL_EVERY:
+                return
+            said[0] = time.monotonic()
+        talk.progress({"received": coming.have, "total": coming.bytes})
+
+    return tell
 
 
-def _finish(incoming: str, final: str, args: Dict[str, Any], hashes: Dict[str, str]) -> None:
+def _finish(coming: Incoming, final: str, args: Dict[str, Any]) -> None:
     """Write the record, make all of it last, and give the folder its name."""
-    meta = args.get("meta", {})
-    files = [dict(path=one["path"], size=one["size"], sha256=hashes[one["path"]]) for one in args["files"]]
-    record = {"schema": 1, "identity": args["identity"], "step": meta.get("step"), "source": meta.get("source")}
-    record.update(entry=meta.get("entry", ""), files=files, bytes=sum(one["size"] for one in files))
+    meta, trees = args.get("meta", {}), coming.trees()
+    files = [dict(path=one["path"], size=one["size"], tree=trees.get(one["path"], "")) for one in args["files"]]
+    record = {
+        "schema": scratch.SCHEMA,
+        "identity": args["identity"],
+        "step": meta.get("step"),
+        "source": meta.get("source"),
+    }
+    record.update(entry=meta.get("entry", ""), files=files, bytes=coming.bytes, chunk=args["chunk"])
     record["staged_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    scratch.write_json(os.path.join(incoming, RECORD), record)
-    os.unlink(os.path.join(incoming, scratch.WRITER))
-    for folder, _, _ in os.walk(incoming):
+    for one in files:
+        _sync_file(os.path.join(coming.files, one["path"]))
+    scratch.write_json(os.path.join(coming.files, RECORD), record)
+    for folder, _, _ in os.walk(coming.files):
         scratch.sync_folder(folder)
     try:
-        os.rename(incoming, final)
+        os.rename(coming.files, final)
     except OSError:
-        if record_of(args["workdir"], args["identity"]):
-            return  # somebody else was first, with the same bytes
-        _set_aside(final)
-        os.rename(incoming, final)
+        set_aside(final)  # a folder of this name that is no whole checkpoint
+        os.rename(coming.files, final)
     scratch.sync_folder(os.path.dirname(final))
+    shutil.rmtree(coming.folder, ignore_errors=True)
 
 
-def _set_aside(damaged: str) -> None:
-    """A folder of this name that is no whole checkpoint makes room."""
-    aside = scratch.create(os.path.dirname(damaged), ".incoming-damaged")
-    os.rename(damaged, os.path.join(aside, "damaged"))
+def _sync_file(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(folder: str) -> None:
+    """Take a folder's name away at once, then its files."""
+    aside = scratch.create(os.path.dirname(folder), ".removed")
+    os.rename(folder, os.path.join(aside, "folder"))
     shutil.rmtree(aside, ignore_errors=True)

@@ -6,7 +6,8 @@
 
 import os
 import zlib
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.agent import layouts
 from remote_payload.agent.errors import AgentError
@@ -21,6 +22,14 @@ from remote_payload.agent.verdicts import Refusal, Torn
 from remote_payload.agent.wire import CHUNK
 
 MODEL_FILE = "model.safetensors"
+
+
+class Unit(NamedTuple):
+    """Bytes of a shipment that are proven together. `part(start, stop)` is there where a part can be read alone."""
+
+    size: int
+    all: Callable[[], Iterator[bytes]]
+    part: Optional[Callable[[int, int], Iterator[bytes]]]
 
 
 class Source:
@@ -43,20 +52,27 @@ class Source:
         )
         self.size = sum(int(file["size"]) for file in self.files)
 
-    def chunks(self) -> Iterator[bytes]:
-        """All bytes, in pieces of at most CHUNK. Raises AgentError(kind="transfer"): what came before is then void."""
+    def chunks(self, start: int = 0, stop: Optional[int] = None) -> Iterator[bytes]:
+        """The bytes [start, stop), in pieces of at most CHUNK. Raises as `pieces` does."""
+        for _, piece in self.pieces([(start, self.size if stop is None else stop)]):
+            yield from (bytes(piece[at : at + CHUNK]) for at in range(0, len(piece), CHUNK))
+
+    def pieces(self, wanted: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, memoryview]]:
+        """(offset, bytes) of the ranges [start, stop) of all files one behind the other; ranges ascend and don't touch.
+
+        A record of which only a part is wanted is read whole all the same: its CRC covers all of it, and a shipment
+        that is taken up again proves every record that it takes bytes from. Others are not read.
+        Raises AgentError: "torn" where a record does not fit its CRC (what came before is then void), "transfer".
+        """
         try:
-            for piece in self._pieces():
-                if len(piece) <= CHUNK:
-                    yield bytes(piece)
-                else:
-                    view = memoryview(piece)
-                    yield from (bytes(view[at : at + CHUNK]) for at in range(0, len(piece), CHUNK))
-        except (Torn, Refusal) as problem:
+            yield from _wanted(self._units(), wanted)
+        except Torn as problem:
+            raise self._void(str(problem), "torn") from None
+        except Refusal as problem:
             raise self._void(str(problem)) from None
         except OSError as error:
             raise self._void("it can't be read: %s" % error.strerror) from None
-        if self._changed():
+        if self.changed():
             raise self._void("")
 
     def close(self) -> None:
@@ -65,26 +81,33 @@ class Source:
         for member in self._members:
             member.file.close()
 
-    def _pieces(self) -> Iterator[bytes]:
+    @property
+    def header(self) -> bytes:
+        """What is made here and not read: the beginning of the safetensors file."""
+        return self._plan.header if self._plan is not None else b""
+
+    def _units(self) -> Iterator[Unit]:
         torch = self._proof.torch
         if self._plan is not None and torch is not None:
-            yield self._plan.header
-            yield from _model_pieces(torch, self._plan.order)
+            header = self._plan.header
+            yield Unit(len(header), lambda: iter([header]), None)
+            yield from _model_units(torch, self._plan.order)
             return
         for member in self._members:
             if torch is not None and torch.file is member.file:
-                yield from _checked_pieces(torch)
+                yield from _record_units(torch)
             else:
-                yield from member.file.pieces(0, member.file.size)
+                yield _plain_unit(member.file, 0, member.file.size)
 
-    def _changed(self) -> List[str]:
+    def changed(self) -> List[str]:
+        """Names of files that are no longer what they were when they were opened."""
         return self._proof.changed() + [member.name for member in self._members if member.file.changed()]
 
-    def _void(self, reason: str) -> AgentError:
-        changed = self._changed()
+    def _void(self, reason: str, kind: str = "transfer") -> AgentError:
+        changed = self.changed()
         if changed:
             return AgentError("%s changed while it was read" % changed[0], "Run the command again", "transfer")
-        return AgentError("torn: %s" % reason, "An older checkpoint may be whole", "transfer")
+        return AgentError("torn: %s" % reason, "An older checkpoint may be whole", kind)
 
 
 def open_source(
@@ -149,7 +172,8 @@ def _source_name(tree: Tree, path: str) -> str:
     return os.fsencode(os.path.join(tree.root, path)).decode("utf-8", "replace")
 
 
-def _model_pieces(torch: TorchFile, order: List[Tuple[str, Tensor]]) -> Iterator[bytes]:
+def _model_units(torch: TorchFile, order: List[Tuple[str, Tensor]]) -> Iterator[Unit]:
+    """The tensors in their order; those that look into one storage are one unit."""
     at = 0
     while at < len(order):
         first = order[at][1]
@@ -159,9 +183,17 @@ def _model_pieces(torch: TorchFile, order: List[Tuple[str, Tensor]]) -> Iterator
             at += 1
         group = [tensor for tensor in group if tensor.elements]
         if group:
-            pieces = _storage_pieces(torch, first.storage.key, group)
-            swap = torch.big_endian and first.dtype.unit > 1
-            yield from _little_endian(pieces, first.dtype.unit) if swap else pieces
+            yield _group_unit(torch, group)
+
+
+def _group_unit(torch: TorchFile, group: List[Tensor]) -> Unit:
+    key, dtype = group[0].storage.key, group[0].dtype
+
+    def read() -> Iterator[bytes]:
+        pieces = _storage_pieces(torch, key, group)
+        return _little_endian(pieces, dtype.unit) if torch.big_endian and dtype.unit > 1 else pieces
+
+    return Unit(sum(tensor.size for tensor in group), read, None)
 
 
 def _storage_pieces(torch: TorchFile, key: str, group: List[Tensor]) -> Iterator[bytes]:
@@ -222,14 +254,43 @@ def _all_checked(file: OpenFile, name: str, extent: Extent) -> Iterator[bytes]:
         raise Torn("record %s does not fit its CRC" % name)
 
 
-def _checked_pieces(torch: TorchFile) -> Iterator[bytes]:
-    """The file byte for byte, each record checked against its CRC on the way."""
+def _record_units(torch: TorchFile) -> Iterator[Unit]:
+    """The file byte for byte, each record a unit that is checked against its CRC."""
     at = 0
     for name, extent in torch.records():
-        yield from torch.file.pieces(at, extent.offset - at)
-        yield from _all_checked(torch.file, name, extent)
+        yield _plain_unit(torch.file, at, extent.offset - at)
+        yield Unit(extent.size, partial(_all_checked, torch.file, name, extent), None)
         at = extent.offset + extent.size
-    yield from torch.file.pieces(at, torch.file.size - at)
+    yield _plain_unit(torch.file, at, torch.file.size - at)
+
+
+def _plain_unit(file: OpenFile, offset: int, size: int) -> Unit:
+    """Bytes without a CRC: any part of them can be read by itself."""
+    return Unit(size, partial(file.pieces, offset, size), lambda start, stop: file.pieces(offset + start, stop - start))
+
+
+def _wanted(units: Iterable[Unit], ranges: Sequence[Tuple[int, int]]) -> Iterator[Tuple[int, memoryview]]:
+    """The parts of the units that lie in the ranges, with their offsets."""
+    at = 0
+    for unit in units:
+        end = at + unit.size
+        here = [(max(start, at), min(stop, end)) for start, stop in ranges if start < end and stop > at]
+        if here and unit.part is not None:
+            for start, stop in here:
+                yield from _cut(start, unit.part(start - at, stop - at), [(start, stop)])
+        elif here:
+            yield from _cut(at, unit.all(), here)
+        at = end
+
+
+def _cut(at: int, pieces: Iterator[bytes], ranges: List[Tuple[int, int]]) -> Iterator[Tuple[int, memoryview]]:
+    """Those parts of pieces from `at` on that lie in the ranges; all pieces are taken, so that CRCs are checked."""
+    for piece in pieces:
+        view, end = memoryview(piece), at + len(piece)
+        for start, stop in ranges:
+            if start < end and stop > at:
+                yield max(start, at), view[max(start, at) - at : min(stop, end) - at]
+        at = end
 
 
 def _little_endian(pieces: Iterator[bytes], unit: int) -> Iterator[bytes]:

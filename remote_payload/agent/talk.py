@@ -2,9 +2,10 @@
 
 import os
 import queue
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from remote_payload.agent import wire
 
@@ -33,6 +34,7 @@ class Talk:
         self._heard = time.monotonic()
         self._storing = False
         self._children: "List[subprocess.Popen[Any]]" = []
+        self._last_acts: List[Callable[[], None]] = []
 
     def start(self) -> None:
         """Begin to read, beat and watch."""
@@ -45,7 +47,7 @@ class Talk:
         """Tell the controller something before the answer."""
         self._write(wire.encode_json({"progress": message}))
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Union[bytes, memoryview]) -> None:
         """A piece of a stream, at most wire.MAX_PAYLOAD. Blocks while the controller does not take it."""
         self._write(wire.encode(wire.DATA, data))
 
@@ -73,6 +75,10 @@ class Talk:
         child = subprocess.Popen(argv, **options)
         self._children.append(child)
         return child
+
+    def at_end(self, act: Callable[[], None]) -> None:
+        """Have this done before the agent ends, also where it ends by itself because nobody is heard any more."""
+        self._last_acts.append(act)
 
     def finish(self, message: Dict[str, Any]) -> None:
         """Send the last message and exit 0, ending what was spawned."""
@@ -130,4 +136,9 @@ class Talk:
         for child in self._children:
             if child.poll() is None:
                 child.kill()
+        while self._last_acts:
+            try:
+                self._last_acts.pop()()
+            except Exception as error:  # the end comes all the same
+                print("at the end: %s" % error, file=sys.stderr)
         os._exit(status)

@@ -12,7 +12,7 @@ Standard library only, Python >= 3.8.
 
 import json
 import struct
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 SCHEMA = 1
 MARK = b"\0orch1\0"
@@ -29,11 +29,11 @@ class WireError(Exception):
     """The other side sent what is not a frame, or a newer schema than this side knows."""
 
 
-def encode(kind: bytes, payload: bytes = b"") -> bytes:
+def encode(kind: bytes, payload: Union[bytes, memoryview] = b"") -> bytes:
     """One frame as bytes. Raises WireError past MAX_PAYLOAD."""
     if len(payload) > MAX_PAYLOAD:
         raise WireError("a frame of %d bytes is past the limit of %d" % (len(payload), MAX_PAYLOAD))
-    return _HEAD.pack(kind, len(payload)) + payload
+    return b"".join((_HEAD.pack(kind, len(payload)), payload))
 
 
 def encode_json(message: Dict[str, Any]) -> bytes:

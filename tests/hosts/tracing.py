@@ -17,17 +17,32 @@ CALLS = (
     "execve,clone,clone3,fork,vfork,open,openat,openat2,creat,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
     "rmdir,link,linkat,symlink,symlinkat,chmod,fchmod,fchmodat,chown,fchown,lchown,fchownat,truncate,ftruncate,fallocate,"
     "utime,utimes,utimensat,futimesat,mknod,mknodat,setxattr,lsetxattr,fsetxattr,removexattr,kill,tkill,tgkill,"
-    "pidfd_send_signal,rt_sigqueueinfo,flock,fcntl,mount,umount2,ptrace,process_vm_writev"
+    "pidfd_send_signal,rt_sigqueueinfo,flock,fcntl,mount,umount2,ptrace,process_vm_writev,memfd_create"
 )
 STARTS = re.compile(r"^(?:clone|clone3|fork|vfork)\(.*\) = (\d+)$")
 EXEC = re.compile(r'^execve\("([^"]*)"')
 OPENED = re.compile(r'^(?:open|openat|openat2|creat)\((?:[^,"]*, )?"((?:[^"\\]|\\.)*)"(.*)\) = (-?\d+)')
 SIGNAL = re.compile(r"^(?:kill|tkill|tgkill|pidfd_send_signal|rt_sigqueueinfo)\((-?\d+), (?:(-?\d+), )?([A-Z0-9]+)")
 LOCK = re.compile(r"^(?:flock\(|fcntl\(\d+, F_(?:SETLK|SETLKW|OFD_SETLK|OFD_SETLKW|SETLEASE))")
+MEMORY_FILE = re.compile(r"^memfd_create\(.* = (\d+)$")
+MODE_OF = re.compile(r"^fchmod\((\d+), ")
 OWN = r"/proc/(?:self|thread-self)/.*|/proc/\d+/(?:autogroup|oom_score_adj)"
 HARMLESS = re.compile(rf"^(?:/dev/null|/dev/tty|{OWN})$")
 WRITES = ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")
-READS = ("execve", "clone", "clone3", "fork", "vfork", "open", "openat", "openat2", "creat", "fcntl", "flock")
+READS = (
+    "execve",
+    "clone",
+    "clone3",
+    "fork",
+    "vfork",
+    "open",
+    "openat",
+    "openat2",
+    "creat",
+    "fcntl",
+    "flock",
+    "memfd_create",
+)
 SIGNALS = ("kill", "tkill", "tgkill", "pidfd_send_signal", "rt_sigqueueinfo")
 
 
@@ -82,7 +97,24 @@ def offences(mine: dict[int, list[str]]) -> list[str]:
     """The calls that promise 1 forbids, as strace wrote them."""
     found = []
     for pid, said in mine.items():
-        found += [f"{pid}: {line}" for line in said if _forbidden(line, set(mine))]
+        memory = _memory_files(said)
+        found += [
+            f"{pid}: {line}" for index, line in enumerate(said) if index not in memory and _forbidden(line, set(mine))
+        ]
+    return found
+
+
+def _memory_files(said: list[str]) -> set[int]:
+    """Numbers of the lines that set the mode of a memory file: of no file system, so no promise speaks of it."""
+    descriptors: set[str] = set()
+    found = set()
+    for index, line in enumerate(said):
+        if made := MEMORY_FILE.match(line):
+            descriptors.add(made[1])
+        elif opened := OPENED.match(line):
+            descriptors.discard(opened[3])
+        elif (mode := MODE_OF.match(line)) and mode[1] in descriptors:
+            found.add(index)
     return found
 
 

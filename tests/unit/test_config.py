@@ -120,7 +120,8 @@ WRONG = {
     "an unknown key": (
         "hosts: {a: {roles: train, colour: red}}\n",
         [
-            "hosts.yaml:1: hosts.a.colour: unknown key; known: ssh, roles, transport, python, workdir, root, limits",
+            "hosts.yaml:1: hosts.a.colour: unknown key; known: ssh, roles, transport, python, workdir, root, limits,"
+            " one_use_keys, keep_free",
         ],
     ),
     "a missing key": (

@@ -16,10 +16,11 @@ from orchestrator.model import (
     Job,
     Limits,
     Plan,
+    Route,
     Run,
     ValueSource,
 )
-from orchestrator.plan import EvalSide, data_digest, drift_refusal, job_digest, make_plan, run_key
+from orchestrator.plan import RESERVE, EvalSide, data_digest, drift_refusal, job_digest, make_plan, run_key
 
 HOST = Host(name="box", ssh="box", roles=frozenset({"eval"}))
 CHECKPOINT = Checkpoint(
@@ -39,6 +40,7 @@ AHEAD = replace(SAME, state="local_ahead", files=(FileChange(path="eval.py", cha
 SIDE = EvalSide(
     host=HOST,
     staged=False,
+    arriving=0,
     same_run=None,
     disk_free=1 << 40,
     memory_available=1 << 40,
@@ -55,7 +57,7 @@ def plan(drift: Drift = SAME, side: EvalSide = SIDE, job: Job = JOB, allow: bool
         job=job,
         allow_on_training_host=allow,
         consent_possible=consent,
-        route="r",
+        routes=(Route(kind="relay", why="asked for"),),
     )
 
 
@@ -78,6 +80,15 @@ def run(state: str) -> Run:
 def test_only_what_is_missing_is_done(drift: Drift, staged: bool, state: str | None, expected: list[str]) -> None:
     side = replace(SIDE, staged=staged, same_run=run(state) if state else None)
     assert [action.do for action in plan(drift, side).actions] == expected
+
+
+def test_a_plan_names_the_way_and_what_an_earlier_shipment_left() -> None:
+    ship = plan().action("ship")
+    assert ship is not None and ship.route == "relay: asked for" and "is not on box yet" in ship.why
+    tight = replace(SIDE, disk_free=RESERVE + 400, arriving=600)
+    found = plan(side=tight).action("ship")
+    assert plan(side=tight).refused == () and found is not None and "is partly on box yet" in found.why
+    assert plan(side=replace(tight, arriving=500)).refused != ()
 
 
 def test_a_plan_names_the_bytes_that_cross() -> None:

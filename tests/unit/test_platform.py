@@ -56,7 +56,10 @@ def test_nothing_but_platform_py_depends_on_the_kind_of_laptop():
         for word in LINUX_OR_MACOS_ONLY
         if word in text
     ]
-    allowed = {"ssh/masters.py: XDG_RUNTIME_DIR"}  # the hint that names it to a user
+    allowed = {
+        "ssh/masters.py: XDG_RUNTIME_DIR",  # the hint that names it to a user
+        "ssh/bundle.py: SO_PEERCRED",  # in a text that runs on a host
+    }
     assert set(found) <= allowed
 
 

@@ -77,11 +77,24 @@ def test_every_key_is_on_the_reference_page(name, page):
 def test_an_unknown_schema_is_told_with_those_that_are_known():
     with pytest.raises(ConfigError, match="no schema 'host'; known: hosts, job, config"):
         schema("host")
-    with pytest.raises(ConfigError, match="no schema 'state'; known: status, checkpoints, sync-harness, eval-latest"):
+    with pytest.raises(
+        ConfigError, match="no schema 'state'; known: status, checkpoints, staged, clean, sync-harness, "
+    ):
         document_schema("state")
 
 
 COMMON = {"schema": 1, "warnings": []}
+STAGED = {
+    "host": "ct129",
+    "identity": "x",
+    "step": 4000,
+    "bytes": 1,
+    "path": "/root/orch/checkpoints/x",
+    "source": "ct200:/ckpt/step_4000/checkpoint.pt",
+    "staged_at": "2026-11-30T12:00:00Z",
+    "state": "complete",
+    "used_by": [],
+}
 DOCUMENT = {
     "status": {
         "hosts": [
@@ -140,6 +153,8 @@ DOCUMENT = {
         "latest": {"path": "step_4000/checkpoint.pt", "step": 4000, "bytes": 3, "ship_bytes": 1, "identity": "x"},
         "candidates": [{"path": "step_6000", "step": 6000, "state": "torn", "reason": "cut"}],
     },
+    "staged": {"staged": [STAGED]},
+    "clean": {"staged": [{**STAGED, "removed": True, "why": None}]},
     "sync-harness": {
         "host": "ct129",
         "state": "in_sync",

@@ -15,8 +15,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from remote_payload.agent.questions_checkpoints import send_answer
+from remote_payload.agent import chunks
+from remote_payload.agent.inflow import Inflow
 from remote_payload.agent.scan import scan
+from remote_payload.agent.sending import send_answer
 
 OLD = 1_790_000_000.0
 """a modification time long ago, so that nothing looks as if it were being written"""
@@ -70,19 +72,37 @@ def reasons(answer: dict[str, Any]) -> dict[str, str]:
 
 
 class Listener:
-    """The other end of a conversation, in memory: what was announced and what was sent."""
+    """The other end of a conversation, in memory: what was announced and what was sent. It asks for all, then for more
+    of nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, missing: list[list[int]] | None = None) -> None:
         self.announced: list[dict[str, Any]] = []
-        self.chunks: list[bytes] = []
+        self.pieces: list[bytes] = []
+        self._missing = missing
 
     def progress(self, message: dict[str, Any]) -> None:
         self.announced.append(message)
 
-    def send(self, data: bytes) -> None:
+    def message(self) -> dict[str, Any]:
+        if len(self.announced) > 1:
+            return {"missing": []}
+        if self._missing is not None:
+            return {"missing": self._missing}
+        count = len(chunks.cut(self.announced[0]["files"]))
+        return {"missing": [[0, count - 1]] if count else []}
+
+    def send(self, data: bytes | memoryview) -> None:
         assert self.announced, "bytes came before the plan"
         assert 0 < len(data) <= 256 * 1024
-        self.chunks.append(data)
+        self.pieces.append(bytes(data))
+
+    def chunks(self) -> dict[int, bytes]:
+        """Number -> bytes of the chunks that came, each fitting its hash."""
+        found = {}
+        for number, data, digest in chunks.Frames(Inflow(self.pieces).into):
+            assert hashlib.sha256(data).digest() == digest
+            found[number] = bytes(data)
+        return found
 
 
 class Shipped:
@@ -91,14 +111,12 @@ class Shipped:
     def __init__(self, root: Path, path: str, **args: Any) -> None:
         listener = Listener()
         self.account = send_answer({"root": str(root), "path": path, **args}, listener)
-        blob = b"".join(listener.chunks)
-        plan = listener.announced[0]
-        assert len(blob) == plan["size"] == sum(file["size"] for file in plan["files"]) == self.account["bytes"]
-        assert self.account["sha256"] == hashlib.sha256(blob).hexdigest()
-        self.files: dict[str, bytes] = {}
-        for file in self.account["files"]:
-            self.files[file["path"]], blob = blob[: file["size"]], blob[file["size"] :]
-            assert hashlib.sha256(self.files[file["path"]]).hexdigest() == file["sha256"]
+        plan, came = listener.announced[0], listener.chunks()
+        assert self.account["sent"]["tree"] == chunks.tree(hashlib.sha256(came[i]).digest() for i in sorted(came))
+        assert sum(map(len, came.values())) == plan["size"] == sum(file["size"] for file in plan["files"])
+        self.files: dict[str, bytes] = {file["path"]: b"" for file in plan["files"]}
+        for chunk in chunks.cut(plan["files"]):
+            self.files[chunk.path] += came[chunk.number]
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

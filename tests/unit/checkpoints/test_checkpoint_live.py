@@ -17,7 +17,7 @@ import torch
 from ckpt_files import Listener, Shipped, facts, look, put, reasons, states, training_state, weights
 
 from remote_payload.agent.errors import AgentError
-from remote_payload.agent.questions_checkpoints import send_answer
+from remote_payload.agent.sending import send_answer
 from remote_payload.agent.stream import open_source
 
 ROOT = Path(__file__).parents[3]
@@ -171,10 +171,12 @@ def asked():
     return int(open("/proc/self/io").read().split()[1])
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
-from remote_payload.agent.questions_checkpoints import send_answer
 from remote_payload.agent.scan import scan
+from remote_payload.agent.sending import send_answer
+from remote_payload.agent import chunks
 class Talk:
-    def progress(self, message): pass
+    def progress(self, message): self.files = message.get("files") or []
+    def message(self): return {"missing": [[0, len(chunks.cut(self.files)) - 1]] if self.files else []}
     def send(self, data): pass
 base, before, began = peak(), asked(), time.process_time()
 found = scan(sys.argv[2], layout=None, training_alive=True, now=time.time())["latest"]

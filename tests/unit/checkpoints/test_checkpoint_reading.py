@@ -220,7 +220,7 @@ def test_one_flipped_bit_makes_the_checkpoint_torn(tmp_path: Path, ship_as: str)
     assert look(tmp_path)["latest"] is not None
     with pytest.raises(AgentError, match=r"torn: record data/1 does not fit its CRC") as torn:
         Shipped(tmp_path, CHECKPOINT, ship=ship_as)
-    assert torn.value.kind == "transfer"
+    assert torn.value.kind == "torn"
 
 
 def test_a_data_pkl_of_another_save_is_torn_before_anything_is_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from orchestrator.ssh import bundle
-from remote_payload.agent import manifest, runs, staging
+from remote_payload.agent import chunks, manifest, runs, staging
 from remote_payload.agent.errors import AgentError
 
 HARNESS = {
@@ -58,12 +57,28 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+def shipment(
+    workdir: Path, files: dict[str, bytes], identity: str = "abc", size: int = chunks.CHUNK, **meta: Any
+) -> tuple[dict[str, Any], Line]:
+    """The question `receive`, and a controller's side of the conversation that sends all of it in one round."""
+    listed = [{"path": path, "size": len(data)} for path, data in files.items()]
+    cut = chunks.cut(listed, size)
+    frames, digests = [], []
+    for chunk in cut:
+        data = files[chunk.path][chunk.at : chunk.at + chunk.size]
+        before, behind = chunks.frame(chunk.number, memoryview(data))
+        frames.append(before + data + behind)
+        digests.append(behind)
+    sent = {"chunks": chunks.to_ranges(range(len(cut))), "tree": chunks.tree(digests)}
+    plan = chunks.plan_digest(listed, size, b"", identity)
+    args = {"workdir": str(workdir), "identity": identity, "files": listed, "chunk": size, "plan": plan}
+    args["meta"] = {"step": 4000, **meta}
+    return args, Line(frames, [{"round": "relay"}, {"sent": sent}])
+
+
 def stage(workdir: Path, identity: str = "abc", content: bytes = b"weights", **meta: Any) -> dict[str, Any]:
     """Receive a one-file checkpoint as a controller would send it."""
-    entry = {"path": "model.safetensors", "size": len(content)}
-    line = Line([content], [{"files": [{**entry, "sha256": hashlib.sha256(content).hexdigest()}]}])
-    args = {"workdir": str(workdir), "identity": identity, "files": [entry], "meta": {"step": 4000, **meta}}
-    return staging.receive_answer(args, line)
+    return staging.receive_answer(*shipment(workdir, {"model.safetensors": content}, identity, **meta))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from evalhost import EvalHost, stage, write_files
 
 from orchestrator.actions import staging as shipping
 from orchestrator.errors import Refused
-from orchestrator.model import Checkpoint, Host, Job, Timeouts
+from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts
 from orchestrator.ssh.local import LocalConnection
 from remote_payload.agent import push, runs, scratch
 from remote_payload.agent.errors import AgentError
@@ -87,7 +87,24 @@ def test_an_evaluation_that_fails_on_a_full_disk_says_so(disk: Path) -> None:
     assert row["state"] == "failed" and "disk is full" in row["reason"]
 
 
-def test_no_more_is_read_from_the_training_box_once_the_evaluation_host_has_no_room(disk: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def old_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 64 MB whose file system (ext2) can't promise room beforehand."""
+    image, place = tmp_path / "image", tmp_path / "old-disk"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64_000_000)
+    subprocess.run(["mkfs.ext2", "-q", "-F", "-b", str(PAGE), "-m", "0", str(image)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_no_more_is_read_from_the_training_box_once_the_evaluation_host_has_no_room(
+    old_disk: Path, tmp_path: Path
+) -> None:
+    disk = old_disk
     torch = pytest.importorskip("torch")
     root = tmp_path / "checkpoints"
     (root / "step_7").mkdir(parents=True)
@@ -106,9 +123,12 @@ def test_no_more_is_read_from_the_training_box_once_the_evaluation_host_has_no_r
             leave(disk, 0)
         moved.append(done)
 
-    ends = [(LocalConnection(host, Timeouts()), host) for host in (train, evaluate)]
+    source = shipping.End(connection=LocalConnection(train, Timeouts()), host=train, role="train")
+    target = shipping.End(connection=LocalConnection(evaluate, Timeouts()), host=evaluate, role="eval")
+    relay = (Route(kind="relay", why="both are here"),)
+    options = {"choice": relay, "layout": None, "limit_rate": 20_000_000}
     with pytest.raises(Refused, match="disk is full"):
-        shipping.ship(checkpoint, job, ends[0], ends[1], Timeouts(), on_bytes, layout=None)
-    for connection, _ in ends:
-        connection.close()
+        shipping.ship(checkpoint, job, source, target, Timeouts(), on_bytes, lambda trouble: None, **options)
+    for end in (source, target):
+        end.connection.close()
     assert moved[-1] < checkpoint.ship_bytes // 2

@@ -1,0 +1,57 @@
+"""Checkpoints that turned out torn while they were shipped: a proof from structure can't see that, so it is remembered.
+
+One small file in the state folder, by identity: a file that is written anew is another checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import OrchError
+from orchestrator.model import Checkpoint
+
+FILE = "torn.json"
+SCHEMA = 1
+KEPT = 1000
+"""the newest ones"""
+
+
+def known(folder: Path) -> tuple[str, ...]:
+    """Their identities, the oldest first."""
+    return tuple(_read(folder))
+
+
+def remember(folder: Path, checkpoint: Checkpoint, reason: str) -> None:
+    """Add one. Safe beside another process, of which one may win: then the other's is found out again."""
+    entry = {
+        "host": checkpoint.host,
+        "path": f"{checkpoint.root}/{checkpoint.path}",
+        "step": checkpoint.step,
+        "reason": reason,
+        "found_at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+    }
+    entries = {**_read(folder), checkpoint.identity: entry}
+    newest = dict(list(entries.items())[-KEPT:])
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = folder / f".{FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps({"schema": SCHEMA, "checkpoints": newest}, indent=1), encoding="utf-8")
+    temporary.replace(folder / FILE)
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    path = folder / FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        raise OrchError(f"{path} is not JSON", hint="remove it: what it remembers is found out again") from None
+    if document.get("schema", 0) > SCHEMA:
+        raise OrchError(f"{path} was written by a newer orch", hint="update orch")
+    found: Mapping[str, Any] = document["checkpoints"]
+    return found

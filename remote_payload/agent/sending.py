@@ -1,0 +1,203 @@
+"""The sending end of a shipment, on the training box: chunks read in order, hashed, and put on whatever way there is.
+
+A way is this conversation itself (relay), or connections of `ssh` to the evaluation host (direct, tunnel), started by
+this process and ending with it. What was lost on the way is asked for again: the receiver says which chunks it lacks.
+"""
+
+import queue
+import threading
+import time
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from remote_payload.agent import chunks
+from remote_payload.agent.chunks import Chunk
+from remote_payload.agent.errors import AgentError
+from remote_payload.agent.stream import Source, open_source
+from remote_payload.agent.wire import CHUNK as PIECE
+
+WAITING = 2
+"""chunks read ahead of the connections"""
+
+
+def send_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
+    """args: root, path, ship, model_key, identity, limit_rate (bytes a second), layout.
+
+    First the plan as progress {"files", "size", "chunk", "plan"}. Then for each message {"missing": ranges, "way": ...}
+    those chunks go out, and progress {"round": {"sent": bytes, "problems": [text]}} is said behind them. A message
+    without missing chunks ends it. Answers the account: what was sent with a digest over it, and what became of names.
+    """
+    limit_rate = args.get("limit_rate")
+    if limit_rate is not None and limit_rate <= 0:
+        raise AgentError("limit_rate: %r is not a positive number of bytes a second" % limit_rate, kind="config")
+    source = open_source(
+        str(args["root"]),
+        str(args["path"]),
+        ship=str(args.get("ship") or "model"),
+        model_key=args.get("model_key"),
+        identity=args.get("identity"),
+        layout=args.get("layout"),
+    )
+    try:
+        plan = chunks.plan_digest(source.files, chunks.CHUNK, source.header, source.identity)
+        talk.progress({"files": source.files, "size": source.size, "chunk": chunks.CHUNK, "plan": plan})
+        sender = Sender(source, limit_rate)
+        while True:
+            wanted = talk.message()
+            missing = list(chunks.from_ranges(wanted.get("missing", []), len(sender.chunks)))
+            if not missing:
+                return sender.account()
+            talk.progress({"round": sender.send(missing, way_of(wanted.get("way") or {}, talk))})
+    finally:
+        source.close()
+
+
+def way_of(asked: Dict[str, Any], talk: Any) -> "Way":
+    """The connections that a message asks for."""
+    if asked.get("kind") == "ssh":
+        from remote_payload.agent import sshlanes
+
+        return Way(sshlanes.open_lanes(asked, talk))
+    return Way([Relay(talk)])
+
+
+class Lane:
+    """One connection that carries chunks. `write` raises OSError when it is dead; `end` returns why it was, or ""."""
+
+    def write(self, data: memoryview) -> None:
+        raise NotImplementedError
+
+    def end(self) -> str:
+        raise NotImplementedError
+
+
+class Relay(Lane):
+    """The conversation itself: the controller passes on what it hears."""
+
+    def __init__(self, talk: Any) -> None:
+        self._talk = talk
+
+    def write(self, data: memoryview) -> None:
+        for at in range(0, len(data), PIECE):
+            self._talk.send(data[at : at + PIECE])
+
+    def end(self) -> str:
+        return ""
+
+
+class Way:
+    """Several lanes fed from one queue, each by a thread of its own; a thread also hashes what it sends."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._queue: "queue.Queue[Optional[Any]]" = queue.Queue(maxsize=WAITING)
+        self._alive = len(lanes)
+        self._lock = threading.Lock()
+        self.digests: Dict[int, bytes] = {}
+        """chunk number -> sha256 of what went out"""
+        self.problems: List[str] = []
+        self._threads = [threading.Thread(target=self._run, args=(lane,), daemon=True) for lane in lanes]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, index: int, data: memoryview) -> bool:
+        """Hand over a chunk; blocks while all lanes are busy. False once every lane is dead."""
+        return self._put((index, data))
+
+    def finish(self) -> List[str]:
+        """Let the lanes send what they have and end. Returns why lanes died; what they carried may not have arrived."""
+        for _ in self._threads:
+            self._put(None)
+        for thread in self._threads:
+            thread.join()
+        return self.problems
+
+    def _put(self, item: Optional[Any]) -> bool:
+        while True:
+            try:
+                self._queue.put(item, timeout=0.2)
+                return True
+            except queue.Full:
+                if not self._alive:
+                    return False
+
+    def _run(self, lane: Lane) -> None:
+        problem = ""
+        while True:
+            item = self._queue.get()
+            if item is None:
+                break
+            index, data = item
+            try:
+                before, behind = chunks.frame(index, data)
+                for part in (before, data, behind):
+                    lane.write(memoryview(part))
+                self.digests[index] = behind
+            except OSError as error:
+                problem = error.strerror or str(error)
+                break
+        said = lane.end()
+        with self._lock:
+            self._alive -= 1
+            if problem or said:
+                self.problems.append(said or problem)
+
+
+class Sender:
+    """Sends chunks of one source and remembers what it sent."""
+
+    def __init__(self, source: Source, limit_rate: Optional[float]) -> None:
+        self._source = source
+        self._limit_rate = limit_rate
+        self.chunks = chunks.cut(source.files)
+        self._digests: Dict[int, bytes] = {}
+        self._bytes = 0
+
+    def send(self, missing: Sequence[int], way: Way) -> Dict[str, Any]:
+        """These chunks (numbers, ascending), by this way. Raises AgentError where the source is torn or changed."""
+        began, sent = time.monotonic(), 0
+        try:
+            for chunk, data in self._filled(missing):
+                if not way.put(chunk.number, data):
+                    break
+                sent += chunk.size
+                if self._limit_rate:
+                    time.sleep(max(0.0, began + sent / self._limit_rate - time.monotonic()))
+        finally:
+            problems = way.finish()
+        self._digests.update(way.digests)
+        self._bytes += sent
+        return {"sent": sent, "problems": problems}
+
+    def _filled(self, missing: Sequence[int]) -> Iterator[Any]:
+        """(chunk, its bytes) for each, read in one pass over the source."""
+        order = iter(missing)
+        chunk: Optional[Chunk] = None
+        data = bytearray()
+        for _, piece in self._source.pieces(chunks.spans(self.chunks, missing)):
+            while piece:
+                if chunk is None:
+                    chunk = self.chunks[next(order)]
+                    data = bytearray()
+                taken = piece[: chunk.size - len(data)]
+                data += taken
+                piece = piece[len(taken) :]
+                if len(data) == chunk.size:
+                    yield chunk, memoryview(data)
+                    chunk = None
+
+    def account(self) -> Dict[str, Any]:
+        """What was sent in this conversation, and how names of the source became names of the shipment."""
+        source, order = self._source, sorted(self._digests)
+        return {
+            "files": source.files,
+            "bytes": source.size,
+            "sent": {"bytes": self._bytes, "chunks": chunks.to_ranges(order), "tree": self._tree(order)},
+            "step": source.step,
+            "identity": source.identity,
+            "stripped": source.stripped,
+            "aliases": source.aliases,
+            "placeholders": source.placeholders,
+            "config": source.config,
+        }
+
+    def _tree(self, order: Sequence[int]) -> str:
+        return chunks.tree(self._digests[index] for index in order)
