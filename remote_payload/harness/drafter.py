@@ -22,6 +22,8 @@ from torch.nn import functional
 
 __all__ = ["FULL", "SLIDING", "Drafter", "DrafterConfig", "Refused"]
 
+STRETCH = 8  # blocks of one sequence whose attention is computed together: its scores then stay in the CPU's cache
+
 Rotary = tuple[Tensor, Tensor]
 ContextKV = list[tuple[Tensor, Tensor]]
 """Of one sequence, for each layer: rotated keys and values of the context, each [G, S, D]."""
@@ -50,8 +52,9 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The blocks of one sequence in a batch, and where its anchors lie."""
+    """A few blocks of one sequence in a batch, and where their anchors lie."""
 
+    sequence: int
     rows: slice
     lowest: int
     highest: int
@@ -63,33 +66,34 @@ class Places:
     def __init__(self, config: DrafterConfig, anchors_N: Tensor, counts: Sequence[int], width: int) -> None:
         self.positions_NB = anchors_N[:, None] + torch.arange(width, device=anchors_N.device)
         self.rotary = rotary_of(self.positions_NB, config)
-        self.sequences: list[Stretch] = []
+        self.stretches: list[Stretch] = []
         anchors, first = anchors_N.tolist(), 0
-        for count in counts:
-            own = anchors[first : first + count]
-            self.sequences.append(Stretch(slice(first, first + count), min(own), max(own)))
+        for sequence, count in enumerate(counts):
+            for start in range(first, first + count, STRETCH):
+                own = anchors[start : min(start + STRETCH, first + count)]
+                self.stretches.append(Stretch(sequence, slice(start, start + len(own)), min(own), max(own)))
             first += count
         self._visible: dict[tuple[int, bool, int | None], Visible] = {}
 
-    def visible(self, sequence: Stretch, causal: bool, window: int | None) -> Visible:
-        """What the blocks of a sequence see on a layer of this kind.
+    def visible(self, stretch: Stretch, causal: bool, window: int | None) -> Visible:
+        """What the blocks of a stretch see on a layer of this kind.
 
         The window counts per query: a key is seen while query - key < window, and when the block is not causal also
         while key - query < window (the `dflash` package's `_attention_mask`).
         """
-        key = (sequence.rows.start, causal, window)
+        key = (stretch.rows.start, causal, window)
         if key not in self._visible:
-            self._visible[key] = self._see(sequence, causal, window)
+            self._visible[key] = self._see(stretch, causal, window)
         return self._visible[key]
 
-    def _see(self, sequence: Stretch, causal: bool, window: int | None) -> Visible:
-        first = 0 if window is None else max(0, sequence.lowest - window + 1)
-        if sequence.lowest == sequence.highest and window is None and not causal:
-            return Visible(first, sequence.highest, None)
-        positions_NB = self.positions_NB[sequence.rows]
+    def _see(self, stretch: Stretch, causal: bool, window: int | None) -> Visible:
+        first = 0 if window is None else max(0, stretch.lowest - window + 1)
+        if stretch.lowest == stretch.highest and window is None and not causal:
+            return Visible(first, stretch.highest, None)
+        positions_NB = self.positions_NB[stretch.rows]
         width = positions_NB.shape[1]
         slots = torch.arange(width, device=positions_NB.device)
-        rows_S = torch.arange(first, max(first, sequence.highest), device=positions_NB.device)
+        rows_S = torch.arange(first, max(first, stretch.highest), device=positions_NB.device)
         context_NBS = (rows_S < positions_NB[:, :1])[:, None, :].expand(-1, width, -1)
         own_BB = torch.ones(width, width, dtype=torch.bool, device=positions_NB.device)
         back_BB = slots[:, None] - slots
@@ -99,7 +103,7 @@ class Places:
             context_NBS = context_NBS & (positions_NB[..., None] - rows_S < window)
             own_BB = own_BB & (back_BB.abs() < window)
         mask_NBC = torch.cat((context_NBS, own_BB.expand(len(context_NBS), -1, -1)), dim=-1)
-        return Visible(first, sequence.highest, mask_NBC)
+        return Visible(first, stretch.highest, mask_NBC)
 
 
 class Attention(nn.Module):
@@ -132,10 +136,11 @@ class Attention(nn.Module):
         queries_NBGRD = queries.view(blocks, width, groups, -1, size)
         own = self.keys_values(rows_NBH, places.rotary)
         mixed = []
-        for context, sequence in zip(contexts, places.sequences, strict=True):
-            visible = places.visible(sequence, self.causal, self.window)
-            own_keys, own_values = (part[sequence.rows] for part in own)
-            mixed.append(attend(queries_NBGRD[sequence.rows], context, own_keys, own_values, visible))
+        for stretch in places.stretches:
+            visible = places.visible(stretch, self.causal, self.window)
+            own_keys, own_values = (part[stretch.rows] for part in own)
+            context = contexts[stretch.sequence]
+            mixed.append(attend(queries_NBGRD[stretch.rows], context, own_keys, own_values, visible))
         return self.o_proj(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
 
 
