@@ -86,7 +86,9 @@ def tree_walk(index, budget, outcomes):
 
 
 @pytest.mark.parametrize("index", range(len(EXPECTED["seqs"])))
-def test_a_budget_below_the_block_differs_only_where_the_public_loop_runs_out_of_buffer(index, loaded, ends, taps, outcomes):
+def test_a_budget_below_the_block_differs_only_where_the_public_loop_runs_out_of_buffer(
+    index, loaded, ends, taps, outcomes
+):
     """That loop's token buffer ends budget + 1 places after the token limit. With budget 4 a block of 8 at the last
     anchors doesn't fit: it is drafted with fewer masks, and taking its "last 7 rows" then takes row 0, which predicts
     nothing, as the first drafted position. All earlier rounds agree; doing the same wrong thing gives the same number.
