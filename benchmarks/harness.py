@@ -313,7 +313,7 @@ def loop_rows(full: bool) -> list[Row]:
     texts: list[torch.Tensor] = []
     generated_s = seconds(lambda: texts.append(generate(scene.target, scene.prompts, tokens)))
     rival_s += seconds(lambda: ask(asked[len(asked) // 2 :]))
-    ids = texts[0]
+    ids = texts[0].clone()
     for index, answer in zip(asked, online, strict=True):
         ids[index] = answer.output_ids[0]
     taps: list[torch.Tensor] = []

@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder to write it in")
     add("--config", type=Path, metavar="JSON", help="the drafter's config.json, where its file carries none")
     add("--baseline", type=Path, metavar="CHECKPOINT", help="another drafter to measure on the same anchors")
+    add("--baseline-config", type=Path, metavar="JSON", help="the baseline's config.json, likewise")
     add(
         "--budgets",
         type=_budgets,
@@ -101,7 +102,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     ends = ends.with_wide_head(memory_available() // 4)
     drafters = {"drafter": load_drafter(arguments.drafter, ends, arguments.config)}
     if arguments.baseline is not None:
-        drafters["baseline"] = load_drafter(arguments.baseline, ends)
+        drafters["baseline"] = load_drafter(arguments.baseline, ends, arguments.baseline_config)
     for role, loaded in drafters.items():
         _say(2, role, _drafter_line(loaded))
         cache.check_drafter(loaded.config)
