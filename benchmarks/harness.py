@@ -39,7 +39,7 @@ from loading import LoadedDrafter  # noqa: E402
 from machine import matmul_rates, set_threads  # noqa: E402
 from target import Head, TargetEnds  # noqa: E402
 
-Row = tuple[str, float, float, bool]
+Row = tuple[str, "float | str", "float | str", bool]
 LAYERS, HIDDEN, VOCABULARY, TAPPED = 28, 1024, 32768, (1, 7, 13, 19, 25)
 PROMPTS, PROMPT_LENGTH, WHOLE = 16, 64, 256
 CONTEXT = 511
@@ -80,7 +80,8 @@ def main() -> None:
     }
     rows = [row for name, part in parts.items() if options.only in (None, name) for row in part(options.full)]
     for name, value, goal, ok in rows:
-        print(f"{name} {value:.2f} {goal:g} {'ok' if ok else 'short'}")
+        shown = value if isinstance(value, str) else f"{value:.2f}"
+        print(f"{name} {shown} {goal} {'ok' if ok else 'short'}")
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
