@@ -16,6 +16,7 @@ from target import TargetEnds
 from torch import Tensor
 
 NEAR_TIE = 1e-4  # a margin between the two best logits that another summation order might turn round
+FEW = 4  # rows of a block whose logits are computed before the others: most runs end there
 
 Place = tuple[int, int]
 """Index of a text, anchor in it."""
@@ -70,6 +71,30 @@ class Drafting:
             self._outcome(place, *draft, budgets) for place, *draft in zip(places, *map(_lists, parts), strict=True)
         ]
 
+    def runs(self, places: Sequence[Place]) -> list[Outcome]:
+        """What became of the leading run alone: the head is applied to a few rows, then where they were all right.
+
+        For walks without trees whose anchors nobody else wants; `hits` end at the first miss.
+        """
+        length = self.config.block_size - 1
+        hidden_NLH = self.hidden(places)[:, 1:]
+        known = [self._texts[index].known(anchor, length) for index, anchor in places]
+        right: list[list[bool]] = [[] for _ in places]
+        margins: list[list[float]] = [[] for _ in places]
+        going, start = list(range(len(places))), 0
+        while going and start < length:
+            stop = min(length, start + FEW) if start == 0 else length
+            best = self._loaded.head.best(hidden_NLH[going, start:stop].flatten(0, 1), 1, normalised=False)
+            tokens = best.ids_RK.view(len(going), -1).tolist()
+            found = best.margin_R.view(len(going), -1).tolist()
+            for row, drafted, margin in zip(going, tokens, found, strict=True):
+                right[row] += [token == true for token, true in zip(drafted, known[row][start:stop], strict=False)]
+                margins[row] += margin
+            going = [row for row in going if len(known[row]) > stop and all(right[row])]
+            start = stop
+        hits = [Hits(tuple(each), length) for each in right]
+        return [Outcome(hit, _near_tie(margin, hit.run), None) for hit, margin in zip(hits, margins, strict=True)]
+
     def tokens(self, places: Sequence[Place]) -> list[list[int]]:
         """The best token of every row of the blocks, row 0 too."""
         best = self._loaded.head.best(self.hidden(places).flatten(0, 1), 1, normalised=False)
@@ -110,11 +135,16 @@ class Drafting:
         draft = [ids[0] for ids in ids_LK]
         known = self._texts[index].known(anchor, len(draft))
         accepted = block_round(anchor, draft, known).accepted
-        near_tie = any(margin < NEAR_TIE for (margin,) in margins_L1[: accepted + 1])
+        near_tie = _near_tie([margin for (margin,) in margins_L1], accepted)
         trees = None
         if budgets:
             trees = tree_rounds(anchor, build_tree(log_probs_LK, ids_LK, budgets[-1]), budgets, known)
         return Outcome(Hits.of(draft, known), near_tie, trees)
+
+
+def _near_tie(margins_L: Sequence[float], accepted: int) -> bool:
+    """Whether a position that decided the round was a near tie."""
+    return any(margin < NEAR_TIE for margin in margins_L[: accepted + 1])
 
 
 def _lists(part: Tensor) -> list[Any]:

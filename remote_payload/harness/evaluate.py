@@ -94,6 +94,7 @@ class Measuring:
         advance: Advance,
     ) -> None:
         self._role, self._settings, self._journal, self._advance = role, settings, journal, advance
+        self._only_walks = not settings.budgets and settings.max_anchors == 0
         self._prompts = cache.prompts
         layer_ids = loaded.config.target_layer_ids
         self._drafting = Drafting(
@@ -154,7 +155,7 @@ class Measuring:
             outcomes = self._journal.recall(self._role, batch)
             earlier = outcomes is not None
             if outcomes is None:
-                outcomes = self._drafting.outcomes(batch, budgets)
+                outcomes = self._drafting.runs(batch) if self._only_walks else self._drafting.outcomes(batch, budgets)
                 self._journal.add(self._role, batch, outcomes)
             for (index, anchor), outcome in zip(batch, outcomes, strict=True):
                 by_index[index].outcomes[anchor] = outcome

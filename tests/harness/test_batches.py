@@ -1,18 +1,26 @@
 """The same numbers whatever is computed together: batches, texts, threads, chunks of the vocabulary, budgets."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from acceptance import Text
 from ddtree import build_tree, tree_round, tree_rounds
 from drafter import Drafter
-from drafter_config import FULL, SLIDING
+from drafter_config import FULL, SLIDING, DrafterConfig
+from drafting import Drafting
 from eval_drafter import main as evaluate
 from harness_bench import drafter_config, random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import LoadedDrafter
 from machine import matmul_rates, memory_available, open_devices
-from target import Head, TargetEnds
+from safetensors.torch import load_file
+from target import Head, TargetEnds, load_ends
+from transformers import AutoModelForCausalLM
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
 
 
 @pytest.fixture
@@ -20,6 +28,27 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The recorded texts and their trained drafter, at every anchor."""
+    config = DrafterConfig.from_hf(json.loads((DATA / "draft_hf" / "config.json").read_text()))
+    model = Drafter(config)
+    model.load_state_dict(load_file(DATA / "trained_draft.safetensors"))
+    ends = load_ends(DATA / "target_hf")
+    loaded = LoadedDrafter(config, model.eval(), Head.of_target(ends, config), DATA, "", None)
+    target = AutoModelForCausalLM.from_pretrained(DATA / "target_hf", dtype=torch.float32)
+    recorded = json.loads((DATA / "trained_expected.json").read_text())
+    texts, taps, start = [], [], recorded["prompt_len"]
+    for sequence in recorded["seqs"]:
+        ids = sequence["greedy_ids"]
+        with torch.no_grad():
+            states = target(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        texts.append(Text(tuple(ids), start, tuple(ids[start:])))
+        taps.append(torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], dim=-1))
+    places = [(index, anchor) for index, text in enumerate(texts) for anchor in text.anchors]
+    return Drafting(loaded, ends, texts, taps.__getitem__), places
 
 
 @pytest.mark.parametrize("layer_types", [(FULL, FULL), (SLIDING, FULL)])
@@ -76,8 +105,22 @@ def test_walks_alone_give_the_same_rounds_and_draft_less(bench, tmp_path):
         documents.append(json.loads((tmp_path / "r.json").read_text()))
     full, walks = documents
     assert [each["rounds"] for each in walks["prompts"]] == [each["rounds"] for each in full["prompts"]]
+    assert walks["near_ties"] == full["near_ties"]
     assert walks["acceptance_length"] == full["acceptance_length"] | {"all_anchor": None}
     assert (walks["anchors"], walks["positions"], walks["ddtree"]) == (0, [], {})
+
+
+def test_a_run_found_row_by_row_is_that_of_the_whole_block(trained):
+    """The trained drafter accepts from none to all of a block; the text ends within some blocks."""
+    drafting, places = trained
+    with torch.inference_mode():
+        whole, runs = drafting.outcomes(places, ()), drafting.runs(places)
+    rounds = [
+        [each.block_round(anchor) for each, (_, anchor) in zip(found, places, strict=True)] for found in (whole, runs)
+    ]
+    assert rounds[0] == rounds[1]
+    assert [each.near_tie for each in whole] == [each.near_tie for each in runs]
+    assert {each.length for each in rounds[0]} >= set(range(1, 9)) and any(each.censored for each in rounds[0])
 
 
 def test_context_lengths_and_data_sets_part_the_rounds(bench, tmp_path):
