@@ -130,7 +130,10 @@ def _config_of(file: Path, carried: Any, given: Path | None) -> tuple[Mapping[st
     beside = (file if file.is_dir() else file.parent) / "config.json"
     if beside.exists():
         return read_config(beside), str(beside)
-    raise Refused(f"{file}: carries no drafter configuration, and there is no {beside}. Name one with --config")
+    raise Refused(
+        f"{file}: carries no drafter configuration, and there is no {beside}. "
+        "Name one with --config (of a baseline: --baseline-config)"
+    )
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

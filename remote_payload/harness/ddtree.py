@@ -70,11 +70,24 @@ def build_tree(log_probs_LK: Sequence[Sequence[float]], ids_LK: Sequence[Sequenc
 
 def tree_round(anchor: int, tree: Tree, known: Sequence[int]) -> Round:
     """Follow the known tokens down from the root. Censored if they run out at a node that has children."""
+    return tree_rounds(anchor, tree, (len(tree.tokens),), known)[0]
+
+
+def tree_rounds(anchor: int, tree: Tree, budgets: Sequence[int], known: Sequence[int]) -> tuple[Round, ...]:
+    """The round of each budget. Nodes come best first, so the tree of a smaller budget is the first of them.
+
+    (K of the smaller tree leaves nothing out: a node's better siblings all come before it.)
+    """
     children = tree.children()
-    node = accepted = 0
+    path = [0]
     for token in known:
-        if token not in children[node]:
-            return Round(anchor, accepted, censored=False)
-        node = children[node][token]
-        accepted += 1
-    return Round(anchor, accepted, censored=bool(children[node]))
+        if token not in children[path[-1]]:
+            break
+        path.append(children[path[-1]][token])
+    return tuple(_round(anchor, path, children, budget, len(known)) for budget in budgets)
+
+
+def _round(anchor: int, path: list[int], children: list[dict[int, int]], budget: int, known: int) -> Round:
+    accepted = sum(node <= budget for node in path) - 1
+    goes_on = any(child <= budget for child in children[path[accepted]].values())
+    return Round(anchor, accepted, censored=accepted == known and goes_on)

@@ -8,7 +8,14 @@ configuration, name its config.json with --config. CACHE comes from extract_hidd
 acceptance length: tokens per target pass, the target's own one included, as a mean over prompts of the mean over the
 rounds that greedy decoding goes through ("walk, macro"). No target forward is needed.
 
-Writes the result (whole, at the end) and progress.jsonl beside it. Exits with 0, or 2 and a sentence.
+With --baseline both drafters are measured on the same anchors, and the paired difference is judged: better, worse, or
+no difference shown, with how many prompts would settle it. Before the measuring a few anchors are drafted with each
+convention of the configuration changed; one that scores clearly higher is a "probable config mismatch".
+
+Writes the result (whole, at the end), progress.jsonl beside it, and until the end a journal from which the same command
+with --resume goes on after a kill, to the same result.
+
+Exits with 0: done; 2: refused, with a sentence; 130: interrupted; 1: a bug, with its traceback.
 """
 
 from __future__ import annotations
@@ -23,13 +30,17 @@ from typing import Any
 
 import safetensors
 from cache import Cache, load_cache
-from evaluate import Settings, measure, summarise
-from files import write_json
+from evaluate import Measuring, PromptMeasure, Settings
+from files import digest_of, read_json, write_json
+from journal import Journal
 from loading import LoadedDrafter, load_drafter, projection_facts
-from machine import require_cpu, set_threads, versions
+from machine import matmul_rates, memory_available, require_cpu, set_threads, versions
+from mutations import check
+from paired import compare
 from progress import Progress
 from refusal import Refused
-from table import result_table
+from summary import summarise
+from table import result_table, suspicion
 from target import TargetEnds
 
 SCHEMA = 1
@@ -44,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"eval_drafter: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("eval_drafter: interrupted; nothing was written", file=sys.stderr)
+        print("eval_drafter: interrupted; --resume goes on from here", file=sys.stderr)
         return 130
     return 0
 
@@ -57,9 +68,24 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="FILE", help="the result, or a folder to write it in")
     add("--config", type=Path, metavar="JSON", help="the drafter's config.json, where its file carries none")
     add("--baseline", type=Path, metavar="CHECKPOINT", help="another drafter to measure on the same anchors")
-    add("--budgets", type=_budgets, default=(16, 64), metavar="16,64", help="DDTree node budgets (default 16,64)")
-    add("--max-anchors", type=_count, metavar="N", help="anchors per text of the all-anchor statistics (default: all)")
-    add("--batch", type=_count, default=32, metavar="N", help="blocks drafted together (default 32)")
+    add("--baseline-config", type=Path, metavar="JSON", help="the baseline's config.json, likewise")
+    add(
+        "--budgets",
+        type=_budgets,
+        default=Settings().budgets,
+        metavar="16,64,256",
+        help="DDTree node budgets, or none (default 16,64,256)",
+    )
+    add(
+        "--max-anchors",
+        type=_count_or_none,
+        metavar="N",
+        help="anchors per text of the all-anchor statistics (default: all; 0: only the walks, the fastest)",
+    )
+    add("--batch", type=_count, default=Settings().batch, metavar="N", help="blocks drafted together (default 64)")
+    add("--texts", type=_count, default=Settings().texts, metavar="N", help="texts that advance together (default 32)")
+    add("--no-checks", action="store_true", help="leave out the check for a probable config mismatch")
+    add("--resume", action="store_true", help="go on where the same command was killed")
     add("--device", choices=("cpu",), default="cpu", help="only the CPU; refuses to run where a GPU is visible")
     add("--progress", type=Path, metavar="FILE", help="default: progress.jsonl beside the result")
     return parser
@@ -71,44 +97,83 @@ def evaluate(arguments: argparse.Namespace) -> None:
     out = arguments.out / "eval_results.json" if arguments.out.is_dir() else arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     cache = load_cache(arguments.cache)
-
     ends = cache.load_ends()
     _say(1, "target", _target_line(cache, ends))
+    ends = ends.with_wide_head(memory_available() // 4)
     drafters = {"drafter": load_drafter(arguments.drafter, ends, arguments.config)}
     if arguments.baseline is not None:
-        drafters["baseline"] = load_drafter(arguments.baseline, ends)
+        drafters["baseline"] = load_drafter(arguments.baseline, ends, arguments.baseline_config)
     for role, loaded in drafters.items():
         _say(2, role, _drafter_line(loaded))
         cache.check_drafter(loaded.config)
     _say(3, "cache", _cache_line(cache))
-    projections = {role: check_projection(role, loaded, cache) for role, loaded in drafters.items()}
 
-    settings = Settings(budgets=arguments.budgets, max_anchors=arguments.max_anchors, batch=arguments.batch)
+    settings = Settings(
+        budgets=arguments.budgets, max_anchors=arguments.max_anchors, batch=arguments.batch, texts=arguments.texts
+    )
+    key = evaluation_key(cache, drafters, settings, checks=not arguments.no_checks)
+    if arguments.resume and out.exists() and read_json(out).get("provenance", {}).get("key") == key:
+        print(f"{out}: already there, measured from the same files with the same settings")
+        return
+    journal = Journal(out.with_name(f"{out.stem}.journal.jsonl"), key, resume=arguments.resume)
+    projections = {role: check_projection(role, loaded, cache) for role, loaded in drafters.items()}
+    checks = {role: check_configuration(role, loaded, ends, cache, arguments) for role, loaded in drafters.items()}
+
     _say(5, "evaluate", f"{len(cache.prompts)} texts, {threads} threads, float32")
-    progress = Progress(len(cache.prompts) * len(drafters), arguments.progress or out.with_name("progress.jsonl"))
-    results = {
-        role: summarise(
-            measure(loaded, ends, cache, settings, lambda prompt, role=role: progress.step(role, prompt.id)),
-            settings.budgets,
-        )
-        for role, loaded in drafters.items()
-    }
+    anchors = sum(len(prompt.text.anchors) for prompt in cache.prompts)
+    progress = Progress(anchors * len(drafters), arguments.progress or out.with_name("progress.jsonl"))
+    measures: dict[str, list[PromptMeasure]] = {}
     for role, loaded in drafters.items():
-        results[role] |= {"step": loaded.step, "drafter": drafter_facts(loaded), "projection": projections[role]}
+
+        def advance(count: int, role: str, earlier: bool) -> None:
+            progress.advance(count, role, "anchors", earlier=earlier)
+
+        measures[role] = Measuring(role, loaded, ends, cache, settings, journal, advance).run()
+    results = {role: summarise(each, settings.budgets) for role, each in measures.items()}
+    for role, loaded in drafters.items():
+        results[role] |= {
+            "step": loaded.step,
+            "drafter": drafter_facts(loaded),
+            "projection": projections[role],
+            "mutations": checks[role],
+        }
     provenance = {
+        "key": key,
         "cache": cache_facts(cache),
         "settings": asdict(settings),
         "device": arguments.device,
         "arithmetic": "float32",
+        "matmul_gflops": matmul_rates(),
         "threads": threads,
         "versions": {**versions(), "safetensors": safetensors.__version__},
         "started_at": started,
         "ended_at": _now(),
     }
     baseline = results.get("baseline")
-    write_json(out, {"schema": SCHEMA, **results["drafter"], "baseline": baseline, "provenance": provenance})
-    print(result_table(results["drafter"], baseline, settings.budgets))
+    comparison = compare(*measures.values(), settings.budgets) if baseline else None
+    document = {"schema": SCHEMA, **results["drafter"], "baseline": baseline, "comparison": comparison}
+    write_json(out, {**document, "provenance": provenance})
+    journal.remove()
+    print(result_table(results["drafter"], baseline, comparison, settings.budgets))
     print(f"written to {out}")
+
+
+def evaluation_key(cache: Cache, drafters: dict[str, LoadedDrafter], settings: Settings, *, checks: bool) -> str:
+    """Names everything that decides the numbers."""
+    files = {role: [loaded.sha256, asdict(loaded.config)] for role, loaded in drafters.items()}
+    return digest_of([SCHEMA, cache.digest, files, asdict(settings), checks, versions()])
+
+
+def check_configuration(
+    role: str, loaded: LoadedDrafter, ends: TargetEnds, cache: Cache, arguments: argparse.Namespace
+) -> dict[str, Any] | None:
+    """Also step 4: would the drafter score higher with another convention?"""
+    if arguments.no_checks:
+        return None
+    facts = check(loaded, ends, cache, arguments.batch, lambda name: print(f"  checking {name}", file=sys.stderr))
+    for line in suspicion(facts):
+        _say(4, role, line)
+    return facts
 
 
 def check_projection(role: str, loaded: LoadedDrafter, cache: Cache) -> dict[str, Any]:
@@ -172,14 +237,20 @@ def _now() -> str:
 
 
 def _budgets(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_count(part) for part in text.split(",")}))
+    return () if text == "none" else tuple(sorted({_count(part) for part in text.split(",")}))
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
+    count = _count_or_none(text)
+    if not count:
         raise argparse.ArgumentTypeError("expected a number from 1 up")
     return count
+
+
+def _count_or_none(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, not {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from pathlib import Path
 
 import torch
 from refusal import Refused
@@ -14,10 +16,29 @@ def require_cpu() -> None:
     count = torch.cuda.device_count()
     if count:
         raise Refused(f"{count} GPU(s) are visible to this process. Hide them: CUDA_VISIBLE_DEVICES='' python ...")
+    if opened := open_devices(Path("/proc/self/fd")):
+        raise Refused(f"this process has {opened[0]} open. Hide the GPUs: CUDA_VISIBLE_DEVICES='' python ...")
+
+
+def open_devices(descriptors: Path, prefix: str = "/dev/nvidia") -> list[str]:
+    """Device files that a process holds open. With an index that doesn't exist no GPU is visible, yet they are."""
+    if not descriptors.is_dir():
+        return []
+    targets = []
+    for descriptor in descriptors.iterdir():
+        try:
+            targets.append(str(descriptor.readlink()))
+        except OSError:  # closed since: the listing's own
+            continue
+    return sorted(target for target in targets if target.startswith(prefix))
 
 
 def set_threads() -> int:
-    """Use OMP_NUM_THREADS threads where it is set, torch's own choice where not; return how many."""
+    """Use OMP_NUM_THREADS threads where it is set, torch's own choice where not; return how many.
+
+    Also holds matrix products to full float32, where a CPU could round their inputs to bfloat16.
+    """
+    torch.set_float32_matmul_precision("highest")
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         torch.set_num_threads(int(wanted))
@@ -27,3 +48,41 @@ def set_threads() -> int:
 def versions() -> dict[str, str]:
     """What computes here, for the record."""
     return {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def memory_available() -> int:
+    """Bytes that can be had without swapping, by the kernel's own estimate; 0 where it gives none."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    fields = dict(line.split(":", 1) for line in lines)
+    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
+    return min(available, _group_room())
+
+
+def _group_room() -> int:
+    """What the memory limit of this process's control group leaves (version 2; a huge number without one)."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        folder = Path("/sys/fs/cgroup") / next(line[3:].lstrip("/") for line in groups if line.startswith("0::"))
+        limit = (folder / "memory.max").read_text().strip()
+        return 1 << 62 if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
+    except (OSError, StopIteration, ValueError):
+        return 1 << 62
+
+
+def matmul_rates(size: int = 512) -> dict[str, float]:
+    """GFLOP/s of a square product in each arithmetic on this CPU, best of three: why float32 is computed in."""
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(size, size, dtype=dtype)
+        seconds = min(_seconds(matrix) for _ in range(3))
+        rates[str(dtype).removeprefix("torch.")] = round(2e-9 * size**3 / seconds, 1)
+    return rates
+
+
+def _seconds(matrix: torch.Tensor) -> float:
+    began = time.perf_counter()
+    torch.mm(matrix, matrix)
+    return time.perf_counter() - began

@@ -8,6 +8,8 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+EVERY_S = 0.5
+
 
 class Progress:
     """Counts steps. Each goes to stderr with an estimate, and to `file` as {"done","total","phase","at"}."""
@@ -16,6 +18,7 @@ class Progress:
         self._total, self._file = total, file
         self._done = self._here = 0
         self._started = time.monotonic()
+        self._told = float("-inf")
         if file is not None:
             file.write_text("", encoding="utf-8")
 
@@ -24,13 +27,27 @@ class Progress:
         self._done += count
         self._write(phase)
 
+    def advance(self, count: int, phase: str, what: str, *, earlier: bool = False) -> None:
+        """`count` more steps are done; of many small ones, a line every half second and the last. See `skip`."""
+        self._done += count
+        self._here += 0 if earlier else count
+        now = time.monotonic()
+        if now - self._told < EVERY_S and self._done < self._total:
+            return
+        self._told = now
+        self._write(phase)
+        left = f", {self._left()} left" if self._here else ""
+        print(f"  {self._done}/{self._total} {phase} {what}{left}", file=sys.stderr, flush=True)
+
     def step(self, phase: str, what: str) -> None:
         """One more step is done."""
         self._done += 1
         self._here += 1
         self._write(phase)
-        left = (time.monotonic() - self._started) / self._here * (self._total - self._done)
-        print(f"  {self._done}/{self._total} {phase} {what}, {_duration(left)} left", file=sys.stderr, flush=True)
+        print(f"  {self._done}/{self._total} {phase} {what}, {self._left()} left", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        return _duration((time.monotonic() - self._started) / self._here * (self._total - self._done))
 
     def _write(self, phase: str) -> None:
         if self._file is not None:

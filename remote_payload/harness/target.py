@@ -1,13 +1,14 @@
 """What a drafter borrows from its target: the embedding and the head. Nothing else of the target is read.
 
 Both stay as they lie on disk (memory-mapped, in the file's dtype); rows are gathered and chunks of the vocabulary are
-widened to float32 as they are used, so a 5 GB head costs one chunk of memory.
+widened to float32 as they are used, so a 5 GB head costs one chunk of memory. Where memory is ample the head is widened
+once (`TargetEnds.with_wide_head`): the same numbers, without widening it again for every batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,9 @@ from files import open_safetensors, read_json, safetensors_of
 from refusal import Refused
 from torch import Tensor
 
-CHUNK = 16384  # rows of the vocabulary widened at a time
+CHUNK = 8192  # rows of the vocabulary widened at a time
+SPAN = 2 * CHUNK  # columns of logits held at a time
+GROUP = 64  # columns that share a maximum in the search for the best
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,12 @@ class TargetEnds:
     @property
     def hidden_size(self) -> int:
         return self.embedding_VH.shape[1]
+
+    def with_wide_head(self, room: int) -> TargetEnds:
+        """The same with the head in float32 in memory, if that takes at most `room` bytes."""
+        if self.head_VH.dtype == torch.float32 or 4 * self.head_VH.numel() > room:
+            return self
+        return replace(self, head_VH=self.head_VH.float())
 
     def embed(self, ids: Tensor, scale: float = 1.0) -> Tensor:
         """Embeddings [..., H] of token ids [...], float32."""
@@ -71,12 +80,12 @@ class Head:
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """All logits [R, V], float32."""
-        return torch.cat(list(self._chunks(hidden_RH)), dim=-1)
+        return torch.cat([span_RC.clone() for span_RC in self._spans(hidden_RH)], dim=-1)
 
-    def best(self, hidden_RH: Tensor, count: int) -> Best:
-        """The `count` best tokens of each row, without ever holding more than a chunk of logits.
+    def best(self, hidden_RH: Tensor, count: int, *, normalised: bool = True) -> Best:
+        """The `count` best tokens of each row, without ever holding more than a span of logits.
 
-        The first of each row is argmax: of equal logits the lowest id.
+        The first of each row is argmax: of equal logits the lowest id. Not `normalised`, log_probs_RK are the logits.
         """
         rows = hidden_RH.shape[0]
         logits_RK = hidden_RH.new_empty(rows, 0)
@@ -84,30 +93,64 @@ class Head:
         total_R = hidden_RH.new_full((rows,), float("-inf"))
         first = 0
         keep = min(max(count, 2), self.weight_VH.shape[0])
-        for chunk_RC in self._chunks(hidden_RH):
-            total_R = torch.logaddexp(total_R, chunk_RC.logsumexp(-1))
-            places = _top_places(chunk_RC, min(keep, chunk_RC.shape[1]))
-            logits_RK = torch.cat((logits_RK, chunk_RC.gather(-1, places)), dim=-1)
-            ids_RK = torch.cat((ids_RK, places + first), dim=-1)
+        for span_RC in self._spans(hidden_RH):
+            places_RK, best_RK = _top(span_RC, min(keep, span_RC.shape[1]))
+            logits_RK = torch.cat((logits_RK, best_RK), dim=-1)
+            ids_RK = torch.cat((ids_RK, places_RK + first), dim=-1)
             logits_RK, ids_RK = _order(logits_RK, ids_RK, keep)
-            first += chunk_RC.shape[1]
+            first += span_RC.shape[1]
+            if normalised:  # last: it overwrites the span
+                total_R = torch.logaddexp(total_R, _logsumexp(span_RC, best_RK.amax(-1)))
         margin_R = logits_RK[:, 0] - logits_RK[:, 1] if keep > 1 else torch.full((rows,), float("inf"))
         ids_RK = ids_RK if self.token_ids_V is None else self.token_ids_V[ids_RK]
-        return Best(ids_RK[:, :count], (logits_RK - total_R[:, None])[:, :count], margin_R)
+        scores_RK = logits_RK - total_R[:, None] if normalised else logits_RK
+        return Best(ids_RK[:, :count], scores_RK[:, :count], margin_R)
 
-    def _chunks(self, hidden_RH: Tensor) -> Iterator[Tensor]:
-        for rows_CH in self.weight_VH.split(CHUNK):
-            logits = hidden_RH @ rows_CH.float().T * self.multiplier
-            yield logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+    def _spans(self, hidden_RH: Tensor) -> Iterator[Tensor]:
+        """The logits, up to SPAN columns at a time; each is the next one's memory."""
+        vocabulary = self.weight_VH.shape[0]
+        room_RC = hidden_RH.new_empty(hidden_RH.shape[0], min(SPAN, vocabulary))
+        for start in range(0, vocabulary, SPAN):
+            span_RC = room_RC[:, : min(SPAN, vocabulary - start)]
+            for first in range(0, span_RC.shape[1], CHUNK):
+                chunk_RC = span_RC[:, first : first + CHUNK]
+                rows_CH = self.weight_VH[start + first : start + first + chunk_RC.shape[1]]
+                torch.mm(hidden_RH, rows_CH.float().T, out=chunk_RC)
+            if self.multiplier != 1.0:
+                span_RC.mul_(self.multiplier)
+            if self.softcap is not None:
+                span_RC.div_(self.softcap).tanh_().mul_(self.softcap)
+            yield span_RC
 
 
-def _top_places(chunk_RC: Tensor, count: int) -> Tensor:
-    """Places of the best logits of each row. topk may leave out the first of equal ones, so argmax is put back in."""
-    places_RK = chunk_RC.topk(count, dim=-1).indices
-    first_R = chunk_RC.argmax(-1)
+def _top(span_RC: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Places and values [R, count] of the best logits of each row, in no order.
+
+    The best `count` lie in the `count` groups with the highest maxima, so most columns are read once. topk may leave
+    out the first of equal logits, so the first of all is put back in.
+    """
+    rows, columns = span_RC.shape
+    whole = columns - columns % GROUP
+    if columns < 4 * GROUP * count:
+        places_RK = span_RC.topk(count, dim=-1, sorted=False).indices
+    else:
+        highest_RG = span_RC[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)
+        groups_RG = highest_RG.topk(count, dim=-1, sorted=False).indices
+        candidates_RC = (groups_RG[..., None] * GROUP + torch.arange(GROUP)).flatten(1)
+        rest_RC = torch.arange(whole, columns).expand(rows, -1)
+        candidates_RC = torch.cat((candidates_RC, rest_RC), dim=-1)
+        chosen_RK = span_RC.gather(-1, candidates_RC).topk(count, dim=-1, sorted=False).indices
+        places_RK = candidates_RC.gather(-1, chosen_RK)
+    first_R = span_RC.argmax(-1)
     left_out = ~(places_RK == first_R[:, None]).any(-1)
-    places_RK[left_out, -1] = first_R[left_out]
-    return places_RK
+    values_RK = span_RC.gather(-1, places_RK)
+    places_RK[left_out, values_RK[left_out].argmin(-1)] = first_R[left_out]
+    return places_RK, span_RC.gather(-1, places_RK)
+
+
+def _logsumexp(span_RC: Tensor, highest_R: Tensor) -> Tensor:
+    """log of the sum of exponentials of each row, overwriting it."""
+    return span_RC.sub_(highest_R[:, None]).exp_().sum(-1).log_() + highest_R
 
 
 def _order(logits_RK: Tensor, ids_RK: Tensor, keep: int) -> tuple[Tensor, Tensor]:

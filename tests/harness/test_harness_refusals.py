@@ -133,6 +133,20 @@ def test_a_file_without_configuration_asks_for_one(bench, tmp_path, capsys):
     assert evaluate([*map(str, options), "--config", str(bench.drafter)]) == 0
 
 
+def test_a_baseline_can_be_a_training_state_with_its_configuration_named(bench, tmp_path, capsys):
+    state = {"draft_state_dict": random_state(drafter_config(), seed=2), "global_step": 7}
+    torch.save(state, tmp_path / "training_state.pt")
+    options = ["--baseline", tmp_path / "training_state.pt"]
+    assert "--baseline-config" in refusal_of(capsys, bench, tmp_path, bench.drafter, *options)
+    command = ["--drafter", bench.drafter, "--cache", bench.cache, "--out", tmp_path / "r.json", *options]
+    assert evaluate([*map(str, [*command, "--baseline-config", bench.drafter])]) == 0
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["baseline"]["step"] == 7
+    assert document["comparison"]["items"] == 3
+    out = capsys.readouterr().out
+    assert "verdict: " in out and "95% interval" in out and "near ties" in out
+
+
 def damaged(bench, tmp_path, change):
     cache = tmp_path / "cache"
     shutil.copytree(bench.cache, cache)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from acceptance import Text, block_round, leading_run, walk
-from cache import CachedPrompt
+from acceptance import Text, leading_run, walk
 from ddtree import build_tree, tree_round
 from drafter import Drafter, DrafterConfig
-from evaluate import Drafts, Settings, measure_prompt
+from drafting import Drafting
 from loading import LoadedDrafter
 from safetensors.torch import load_file
 from target import Head, load_ends
@@ -56,49 +55,47 @@ def online_anchors():
     return range(EXPECTED["prompt_len"], EXPECTED["prompt_len"] + EXPECTED["max_new_tokens"])
 
 
-@pytest.mark.parametrize("index", range(len(EXPECTED["seqs"])))
-def test_vanilla_and_all_anchor_lengths_equal_the_online_run(index, loaded, ends, taps):
-    sequence = EXPECTED["seqs"][index]
-    text = text_of(sequence)
+@pytest.fixture(scope="module")
+def outcomes(loaded, ends, taps):
+    """What becomes of the draft at every anchor: both texts drafted together, all budgets from one tree."""
+    texts = [text_of(sequence) for sequence in EXPECTED["seqs"]]
+    drafting = Drafting(loaded, ends, texts, taps.__getitem__)
+    places = [(index, anchor) for index in range(len(texts)) for anchor in online_anchors()]
     with torch.inference_mode():
-        drafts = Drafts(loaded, ends, text, taps[index], Settings())
-        drafts.compute(online_anchors())
-    rounds = {a: block_round(a, drafts.at(a).tokens, text.known(a, 7)) for a in online_anchors()}
+        return dict(zip(places, drafting.outcomes(places, BUDGETS), strict=True))
+
+
+@pytest.mark.parametrize("index", range(len(EXPECTED["seqs"])))
+def test_vanilla_and_all_anchor_lengths_equal_the_online_run(index, outcomes):
+    sequence = EXPECTED["seqs"][index]
+    rounds = {a: outcomes[index, a].block_round(a) for a in online_anchors()}
     assert [each.length for each in walk(online_anchors(), rounds.get)] == sequence["dflash_acceptance_lengths"]
     assert [each.length for each in rounds.values()] == sequence["all_anchor_accept_lengths"]
 
 
 @pytest.mark.parametrize("budget", BUDGETS[1:])
 @pytest.mark.parametrize("index", range(len(EXPECTED["seqs"])))
-def test_tree_lengths_equal_the_online_run(index, budget, loaded, ends, taps):
-    assert (
-        tree_walk(index, budget, loaded, ends, taps)
-        == EXPECTED["seqs"][index][f"ddtree_B{budget}"]["acceptance_lengths"]
-    )
+def test_tree_lengths_equal_the_online_run(index, budget, outcomes):
+    online = EXPECTED["seqs"][index][f"ddtree_B{budget}"]["acceptance_lengths"]
+    assert tree_walk(index, budget, outcomes) == online
 
 
-def tree_walk(index, budget, loaded, ends, taps):
-    text = text_of(EXPECTED["seqs"][index])
-    with torch.inference_mode():
-        drafts = Drafts(loaded, ends, text, taps[index], Settings(budgets=(budget,)))
-        drafts.compute(online_anchors())
-
-    def round_at(anchor):
-        draft = drafts.at(anchor)
-        return tree_round(anchor, build_tree(draft.log_probs_LK, draft.ids_LK, budget), text.known(anchor, 7))
-
-    return [each.length for each in walk(online_anchors(), round_at)]
+def tree_walk(index, budget, outcomes):
+    place = BUDGETS.index(budget)
+    return [each.length for each in walk(online_anchors(), lambda a: outcomes[index, a].trees[place])]
 
 
 @pytest.mark.parametrize("index", range(len(EXPECTED["seqs"])))
-def test_a_budget_below_the_block_differs_only_where_the_public_loop_runs_out_of_buffer(index, loaded, ends, taps):
+def test_a_budget_below_the_block_differs_only_where_the_public_loop_runs_out_of_buffer(
+    index, loaded, ends, taps, outcomes
+):
     """That loop's token buffer ends budget + 1 places after the token limit. With budget 4 a block of 8 at the last
     anchors doesn't fit: it is drafted with fewer masks, and taking its "last 7 rows" then takes row 0, which predicts
     nothing, as the first drafted position. All earlier rounds agree; doing the same wrong thing gives the same number.
     """
     budget, sequence = 4, EXPECTED["seqs"][index]
     online = sequence["ddtree_B4"]["acceptance_lengths"]
-    offline = tree_walk(index, budget, loaded, ends, taps)
+    offline = tree_walk(index, budget, outcomes)
     assert offline[:-1] == online[:-1]
     anchor = online_anchors().start + sum(online[:-1])
     room = online_anchors().stop + budget + 1 - anchor
@@ -118,18 +115,6 @@ def short_block_round(anchor, width, text, budget, loaded, ends, taps_SK):
         best = loaded.head.best(hidden[0], budget)
     tree = build_tree(best.log_probs_RK.tolist(), best.ids_RK.tolist(), budget)
     return tree_round(anchor, tree, text.known(anchor, width))
-
-
-def test_whole_measure_cuts_only_the_last_round(loaded, ends, taps):
-    """The cached text ends where the online run was cut short; every earlier round is the online run's."""
-    sequence = EXPECTED["seqs"][1]
-    ids = sequence["greedy_ids"][: online_anchors().stop + 1]
-    text = Text(tuple(ids), 6, tuple(ids[6:]))
-    measure = measure_prompt(loaded, ends, CachedPrompt("1", "", text, ""), taps[1], Settings())
-    decided = [each.length for each in measure.rounds if not each.censored]
-    assert decided == sequence["dflash_acceptance_lengths"][: len(decided)]
-    assert len(measure.rounds) == len(sequence["dflash_acceptance_lengths"])
-    assert [each.censored for each in measure.rounds].count(True) <= 1
 
 
 def test_leading_run_counts_agreement_up_to_the_first_miss():
