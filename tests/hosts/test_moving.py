@@ -347,10 +347,8 @@ def test_a_killed_controller_leaves_nothing_running_and_costs_only_what_was_on_t
     resumed(boxes, kept, transfer)
 
 
-@pytest.mark.parametrize(
-    "transfer",
-    ["direct", pytest.param("tunnel", marks=pytest.mark.full), pytest.param("relay", marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
 def test_a_cut_link_to_the_training_box_leaves_nothing_running_there(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)
     shipping.until_half()

@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_the_run_going(stage: Stage) -> None:
     _, said = typed.communicate(timeout=30)
     assert typed.returncode == 130
     assert "to come back: orch eval-latest dflash --step 120" in said
-    wait_until(lambda: any(runs.glob("*/exit.json")), 60)
+    wait_until(lambda: any(runs.glob("*/exit.json")), 150)
     report = stage.json("eval-latest")
     assert report["run"]["state"] == "succeeded" and len(list(runs.iterdir())) == 1
 
