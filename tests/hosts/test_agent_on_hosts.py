@@ -89,7 +89,13 @@ def test_too_old_a_python_is_told_so(reach, testhosts) -> None:  # type: ignore[
 def slow_sending(connection: Connection, box: Host, root: str) -> Conversation:
     """A question that takes ten seconds: 40 MB at 4 MB/s."""
     found = ask(connection, box, "scan", {"root": root}, role="train", timeouts=TIMEOUTS)["latest"]
-    args = {"root": root, "path": found["path"], "ship": "whole", "identity": found["identity"], "limit_rate": 4_000_000}
+    args = {
+        "root": root,
+        "path": found["path"],
+        "ship": "whole",
+        "identity": found["identity"],
+        "limit_rate": 4_000_000,
+    }
     return Conversation(connection, box, "send", args, role="train", timeouts=TIMEOUTS)
 
 
