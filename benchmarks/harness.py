@@ -4,7 +4,7 @@ Everything is made on the spot: a 0.5 B target of random weights, a 5-layer draf
 texts that the target writes. The rival is the `dflash` package's own loop (pip install --no-deps dflash==0.1.0).
 A random drafter is hardly ever right, so nearly every round yields one token; a round costs either side about the same
 whatever is accepted, and tests hold longer rounds to be the same. Without --full the texts are 32 tokens long and the
-rival does 4 of the 16 prompts: its time for all is scaled by rounds, and what is stated for 256 tokens by tokens.
+rival does 2 of the 16 prompts: its time for all is scaled by rounds, and what is stated for 256 tokens by tokens.
 
 On a busy machine wall time tells nothing: OMP_NUM_THREADS=1 with --clock cpu compares the CPU seconds of one thread.
 
@@ -299,7 +299,7 @@ def loop_rows(full: bool) -> list[Row]:
     tokens = WHOLE if full else 32
     scene = stage()
     rival = package_drafter(oracle, scene.loaded.model)
-    asked = range(0, PROMPTS, 1 if full else 4)
+    asked = range(0, PROMPTS, 1 if full else 8)
     online: list[Any] = []
 
     def ask(indices: range) -> None:
