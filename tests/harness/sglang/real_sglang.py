@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CONSTRAINTS = HERE.parents[2] / "constraints.txt"
 
 
 def make_venv(folder):
@@ -24,7 +23,7 @@ def make_venv(folder):
     python = folder / "bin" / "python"
     if not (folder / "installed").exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS]
+        pip = [python, "-m", "pip", "install", "-q", "-c", HERE / "requirements.txt"]  # its own pins, torch among them
         subprocess.run([*pip, "torch"], check=True)
         subprocess.run([*pip, "--no-deps", "-r", HERE / "requirements-nodeps.txt"], check=True)
         subprocess.run([*pip, "-r", HERE / "requirements.txt"], check=True)
