@@ -377,11 +377,11 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
 def schema(name: str) -> None:
     """JSON Schema of a file (hosts, job) or of a command's document (status, checkpoints ...)."""
     with calling("schema", False, 0, None):
-        from orchestrator import config
+        from orchestrator.config.file_schema import schema as file_schema
         from orchestrator.reports.schema import NAMES, document_schema
 
         if name in ("hosts", "job"):
-            found = config.schema(name)
+            found = file_schema(name)
         elif name in NAMES:
             found = document_schema(name)
         else:

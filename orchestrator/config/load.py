@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from orchestrator.config import remembered
 from orchestrator.config.messages import did_you_mean, displayed, quoted
-from orchestrator.config.reading import read
-from orchestrator.config.settings import HostsFile, JobFile
-from orchestrator.config.words import name
+from orchestrator.config.words import harness_folder, name
 from orchestrator.errors import ConfigError
 from orchestrator.model import (
     Host,
@@ -60,7 +59,7 @@ def find_inventory(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> 
 
 def load_inventory(path: Path) -> Inventory:
     """All hosts and runs of one hosts.yaml. Raises ConfigError that lists all that is wrong with it."""
-    given = read(path, HostsFile, HOSTS_HINT).given()
+    given = remembered.settings(path, lambda: _read_hosts(path))
     path = path.absolute()
     return Inventory(
         path=path,
@@ -74,14 +73,19 @@ def load_inventory(path: Path) -> Inventory:
 def load_job(inventory: Inventory, wanted: str) -> Job:
     """The job of a name (jobs/NAME.yaml beside the inventory) or of a path that ends in .yaml. Raises ConfigError."""
     path = _job_path(inventory, wanted)
-    given = read(path, JobFile, JOB_HINT, folder=inventory.path.parent).given()
+    folder = inventory.path.parent
+
+    def still(given: Mapping[str, Any]) -> bool:
+        return harness_folder(folder, given["harness"]["local"]) is not None
+
+    given = remembered.settings(path, lambda: _read_job(path, folder), still)
     env = {
         key: value if isinstance(value, str) else ValueSource(**value) for key, value in given.get("env", {}).items()
     }
     return Job(
         name=path.stem,
         path=path,
-        harness_local=Path(given["harness"]["local"]),
+        harness_local=harness_folder(folder, given["harness"]["local"]) or folder,
         harness_remote=given["harness"]["remote"],
         command=given["command"],
         data=MappingProxyType(given.get("data", {})),
@@ -96,6 +100,20 @@ def load_job(inventory: Inventory, wanted: str) -> Job:
 def job_names(inventory: Inventory) -> tuple[str, ...]:
     """Names of the jobs beside the inventory, sorted. Their files are not read."""
     return tuple(sorted(path.stem for path in (inventory.path.parent / JOBS_FOLDER).glob("*.yaml") if path.is_file()))
+
+
+def _read_hosts(path: Path) -> dict[str, Any]:
+    from orchestrator.config.reading import read  # with pydantic, which takes long to import
+    from orchestrator.config.settings import HostsFile
+
+    return read(path, HostsFile, HOSTS_HINT).given()
+
+
+def _read_job(path: Path, folder: Path) -> dict[str, Any]:
+    from orchestrator.config.reading import read
+    from orchestrator.config.settings import JobFile
+
+    return read(path, JobFile, JOB_HINT, folder=folder).given()
 
 
 def _job_path(inventory: Inventory, wanted: str) -> Path:

@@ -17,12 +17,9 @@ from pydantic_core import PydanticKnownError
 from orchestrator.config import kinds
 from orchestrator.config.kinds import Count, Duration, Name, OneOrMore, Pathname, Text, refuse
 from orchestrator.config.messages import did_you_mean, quoted
-from orchestrator.config.words import DATA_PREFIX, PLACEHOLDERS, placeholders
+from orchestrator.config.words import DATA_PREFIX, PLACEHOLDERS, harness_folder, placeholders
 from orchestrator.model import Role, Timeouts, TransferName, TransportName
 
-PAYLOAD_FOLDER = "remote_payload"
-INSTALLED_ROOT = Path(__file__).resolve().parents[2]
-"""the folder that holds the packages orchestrator and remote_payload, in a checkout and in an installation"""
 TRANSFER = "Which way checkpoints go: direct (box to box), tunnel, relay (over this computer); auto picks."
 ROOM_FOR_ANCHORS = {"patternProperties": {"^x-": True}}
 
@@ -197,15 +194,10 @@ class HarnessSettings(Settings, title="a mapping such as {local: harness, remote
     @field_validator("local")
     @classmethod
     def _is_a_folder(cls, local: str, info: ValidationInfo) -> str:
-        """The folder beside the inventory; for remote_payload/..., else the copy inside the installation."""
-        beside = context(info, "folder") / Path(local).expanduser()
-        if beside.is_dir():
-            return str(beside)
-        parts = Path(local).parts
-        if parts[:1] == (PAYLOAD_FOLDER,) and ".." not in parts and (INSTALLED_ROOT / local).is_dir():
-            return str(INSTALLED_ROOT / local)
-        found = "a file" if beside.exists() else "nothing there"
-        refuse((f"expected a folder, found {found}: {quoted(str(beside), limit=300)}", ()))
+        if harness_folder(context(info, "folder"), local) is None:
+            beside = context(info, "folder") / Path(local).expanduser()
+            found = "a file" if beside.exists() else "nothing there"
+            refuse((f"expected a folder, found {found}: {quoted(str(beside), limit=300)}", ()))
         return local
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config.messages import did_you_mean, displayed, quoted
-from orchestrator.config.reading import read
-from orchestrator.config.settings import UserFile
 from orchestrator.errors import ConfigError
 from orchestrator.model import Job, ValueSource
 
@@ -45,6 +43,9 @@ def load_user_config(environ: Mapping[str, str] | None = None) -> UserConfig:
     if not path.exists():
         return UserConfig(path=path, commands={})
     _refuse_foreign(path)
+    from orchestrator.config.reading import read  # with pydantic, which takes long to import
+    from orchestrator.config.settings import UserFile
+
     settings = read(path, UserFile, "docs/hosts-yaml.md has a section on config.yaml")
     return UserConfig(path=path, commands=settings.commands or {})
 

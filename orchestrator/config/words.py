@@ -1,14 +1,18 @@
-"""What single words of the files may be: names, ssh targets, paths, placeholders. Every refusal is a ValueError."""
+"""What single words of the files may be and mean: names, targets, paths, placeholders. A refusal is a ValueError."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """set by orch, so that an evaluation sees no GPU"""
+PAYLOAD_FOLDER = "remote_payload"
+INSTALLED_ROOT = Path(__file__).resolve().parents[2]
+"""the folder that holds the packages orchestrator and remote_payload, in a checkout and in an installation"""
 PLACEHOLDERS = ("python", "checkpoint", "result")
 DATA_PREFIX = "data."
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
@@ -57,6 +61,16 @@ def remote_folder(word: str) -> str:
     if ".." in parts or word.rstrip("/") in ("", "~", "."):
         raise ValueError("a folder of its own, such as /root/eval or ~/orch")
     return word
+
+
+def harness_folder(folder: Path, local: str) -> Path | None:
+    """The folder beside the inventory; for remote_payload/..., else the copy inside the installation; or none."""
+    beside = folder / Path(local).expanduser()
+    if beside.is_dir():
+        return beside
+    parts = Path(local).parts
+    inside = parts[:1] == (PAYLOAD_FOLDER,) and ".." not in parts
+    return INSTALLED_ROOT / local if inside and (INSTALLED_ROOT / local).is_dir() else None
 
 
 def result_file(word: str) -> str:

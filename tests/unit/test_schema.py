@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator.config import schema
+from orchestrator.config.file_schema import schema
 from orchestrator.errors import ConfigError
 from orchestrator.reports.schema import DOCUMENTS, document_schema
 
