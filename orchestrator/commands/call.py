@@ -1,0 +1,177 @@
+"""One call of a command: what it prints, how it ends, and the options that every command has.
+
+Data goes to stdout, everything else to stderr. The only place that catches OrchError.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from orchestrator.errors import Interrupted, OrchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.actions.harness import FileDiff
+    from orchestrator.model import Drift, Inventory
+    from orchestrator.ssh.choose import Connections
+
+BROKEN_PIPE = 141
+"""exit code when the reader of stdout has gone: 128 + SIGPIPE, as shells show it"""
+
+
+@dataclass(kw_only=True)
+class Call:
+    """One call of a command: what it prints so far, and how."""
+
+    command: str
+    as_json: bool
+    verbose: int
+    inventory_flag: Path | None
+    body: dict[str, Any] = field(default_factory=dict)
+    again: str = ""
+    """what to type to come back to a run that goes on"""
+    warnings: list[str] = field(default_factory=list)
+
+    def inventory(self) -> Inventory:
+        from orchestrator import config
+
+        return config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+
+    @contextmanager
+    def connections(self, inventory: Inventory) -> Iterator[Connections]:
+        from orchestrator.ssh.choose import Connections
+
+        with Connections(inventory.timeouts, interactive=_on_a_terminal()) as connections:
+            yield connections
+            if self.verbose:
+                for connection in connections.opened():
+                    click.echo(f"{connection.host}: {connection.transport}: {connection.why}", err=True)
+
+    def show(self, what: Any) -> None:
+        """A table or lines on stdout, unless a document is wanted."""
+        if not self.as_json:
+            from orchestrator.reports.tables import print_to
+
+            print_to(console(), what)
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        self.warnings += warnings
+        if not self.as_json:
+            from orchestrator.reports.text import shown
+
+            for warning in warnings:
+                click.echo(f"warning: {shown(warning)}", err=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that honours NO_COLOR, TERM=dumb and pipes."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    piped = stream is None or not stream.isatty()
+    return Console(stderr=stderr, soft_wrap=piped, width=200 if piped else None)
+
+
+def _on_a_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def common(function: Callable[..., None]) -> Callable[..., None]:
+    """Options that every command has."""
+    function = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")(function)
+    function = click.option("-v", "--verbose", count=True, help="Say which transport was taken and why.")(function)
+    help_text = "hosts.yaml to use (else ORCH_INVENTORY, else the nearest one upwards from here)."
+    option = click.option("--inventory", "inventory", type=click.Path(path_type=Path), help=help_text)
+    return option(function)
+
+
+@contextmanager
+def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -> Iterator[Call]:
+    """Run a command's body; print its document; turn every ending into its exit code."""
+    call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
+    error: OrchError | None = None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
+    try:
+        yield call
+    except OrchError as caught:
+        error = caught
+    except KeyboardInterrupt:
+        hint = f"to come back: {call.again}" if call.again else "the same command again goes on"
+        error = Interrupted("interrupted; nothing that runs on a host was stopped", hint=hint)
+    except click.ClickException:
+        raise
+    except BrokenPipeError:
+        leave_quietly()
+    except OSError as failed:
+        error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
+    except Exception as bug:
+        error = _bug(bug)
+    if as_json:
+        from orchestrator.reports.documents import document
+
+        try:
+            click.echo(json.dumps(document(command, call.body, call.warnings, error)))
+        except BrokenPipeError:
+            leave_quietly()
+    if error is not None:
+        _tell(error)
+        sys.exit(error.code)
+
+
+def _tell(error: OrchError) -> None:
+    from orchestrator.reports.text import shown_lines
+
+    lines = shown_lines(error.message, limit=2000)
+    hints = shown_lines(error.hint, limit=1000) if error.hint else []
+    for index, line in enumerate((*lines, *hints)):
+        click.echo(("      " if index else "orch: ") + line, err=True)
+
+
+def _bug(bug: Exception) -> OrchError:
+    from orchestrator.actions.ledger import state_folder
+
+    trace = "".join(traceback.format_exception(bug))
+    log = state_folder() / "last-bug.txt"
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log.write_text(trace, encoding="utf-8")
+        hint = f"the traceback is in {log}"
+    except OSError as error:
+        hint = f"{log} can't be written ({error.strerror}), so here is the traceback:\n{trace}"
+    return OrchError(f"unexpected failure: {type(bug).__name__}: {bug}", hint=hint)
+
+
+def leave_quietly() -> NoReturn:
+    """The reader of our output has gone, as `head` does: nobody is left to tell anything."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(BROKEN_PIPE)
+
+
+class Consent:
+    """Asks on a terminal; elsewhere only `--yes` consents."""
+
+    def __init__(self, yes: bool) -> None:
+        self._yes = yes
+
+    @property
+    def possible(self) -> bool:
+        return self._yes or _on_a_terminal()
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        if self._yes or not _on_a_terminal():
+            return self._yes
+        click.echo("Replace them by yours? Theirs are saved beside first. [y/N] ", nl=False, err=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,54 @@
+"""`orch eval-latest`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.commands.call import Consent, calling, common, console
+from orchestrator.errors import Refused
+
+
+@click.command("eval-latest")
+@click.argument("run", required=False)
+@click.option("--job", help="Job to run (else the run's own).")
+@click.option("--step", type=int, help="Evaluate the complete checkpoint of this step instead of the latest.")
+@click.option("--host", help="Evaluation host.")
+@click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
+@click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
+@click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
+@common
+def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: Any) -> None:
+    """Evaluate the latest complete checkpoint of a run on the evaluation box."""
+    with calling("eval-latest", as_json, verbose, inventory) as call:
+        from orchestrator.reports.documents import eval_body
+        from orchestrator.reports.live import Live
+        from orchestrator.workflows import eval_latest as story
+
+        found = call.inventory()
+        options = story.Options(**flags)
+        live = Live(console(stderr=not options.dry_run), quiet=as_json)  # of a dry run, the plan is the data
+        report = None
+        try:
+            with call.connections(found) as connections:
+                report = story.eval_latest(found, options, connections, Consent(options.yes), live)
+        finally:
+            live.close()
+            call.warnings += live.warnings
+            run, result = (report.run, report.result) if report else (live.run, None)
+            call.body = eval_body(report.plan if report else live.plan, run, result)
+            call.again = live.again
+        if report.result is not None and not as_json:
+            from orchestrator.reports.tables import results_table
+
+            call.show(results_table(report.result, report.history))
+            click.echo(f"files: {report.result.folder}", err=True)
+        elif options.detach and report.run is not None and not as_json:
+            click.echo(report.run.id)
+        if options.dry_run and report.plan.refused:
+            raise Refused(report.plan.refused[0].reason, hint=report.plan.refused[0].hint)
+        if (error := story.failure(report)) is not None:
+            raise error
