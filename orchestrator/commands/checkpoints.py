@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def checkpoints(
     run: str | None, staged: bool, host: str | None, as_json: bool, verbose: int, inventory: Path | None
 ) -> None:
-    """Every checkpoint candidate of a run, complete or not, with its reason."""
+    """Every checkpoint of a run, complete or not, and why."""
     if staged:
         return _staged(host, as_json, verbose, inventory)
     with calling("checkpoints", as_json, verbose, inventory) as call:
@@ -70,7 +70,10 @@ def _show_staged(call: Call, report: StagedReport, *, cleaned: bool) -> None:
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
 @common
 def clean(host: str | None, keep: int, dry_run: bool, as_json: bool, verbose: int, inventory: Path | None) -> None:
-    """Remove old checkpoints from the evaluation hosts; never one that a run uses, and never on the training box."""
+    """Remove old checkpoints from the evaluation hosts.
+
+    Never one that a run uses, and never on the training box.
+    """
     with calling("clean", as_json, verbose, inventory) as call:
         from orchestrator.workflows.staged import clean as story
 

@@ -22,7 +22,11 @@ from orchestrator.errors import Refused
 @click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
 @common
 def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: Any) -> None:
-    """Evaluate the latest complete checkpoint of a run on the evaluation box."""
+    """Evaluate the latest complete checkpoint of a run.
+
+    Plan, sync the harness, ship the weights, evaluate on the evaluation box, follow, show the result. The same
+    command again goes on where it was interrupted.
+    """
     with calling("eval-latest", as_json, verbose, inventory) as call:
         from orchestrator.reports.documents import eval_body
         from orchestrator.reports.live import Live

@@ -13,7 +13,10 @@ from orchestrator.errors import ConfigError
 @click.command()
 @click.argument("name")
 def schema(name: str) -> None:
-    """JSON Schema of a file (hosts, job) or of a command's document (status, checkpoints ...)."""
+    """JSON Schema of a file or a command's document.
+
+    NAME is hosts, job, or a command such as status.
+    """
     with calling("schema", False, 0, None):
         from orchestrator.config.file_schema import schema as file_schema
         from orchestrator.reports.schema import NAMES, document_schema

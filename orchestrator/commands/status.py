@@ -13,7 +13,10 @@ from orchestrator.commands.call import calling, common
 @click.argument("run", required=False)
 @common
 def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
-    """How training stands, which checkpoint is the latest, and what is not yet evaluated."""
+    """How training, checkpoints and evaluations stand.
+
+    Both boxes are asked at once: progress, the latest complete checkpoint, and what is not yet evaluated.
+    """
     with calling("status", as_json, verbose, inventory) as call:
         from orchestrator.reports.documents import status_body
         from orchestrator.workflows.status import status as look

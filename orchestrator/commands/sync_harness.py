@@ -19,7 +19,7 @@ from orchestrator.commands.call import Consent, calling, common
 def sync_harness(
     job: str | None, check: bool, yes: bool, host: str | None, as_json: bool, verbose: int, inventory: Path | None
 ) -> None:
-    """Show how the evaluation scripts on the host differ from yours, and make them equal."""
+    """Show how the scripts there differ from yours; sync."""
     differs = False
     with calling("sync-harness", as_json, verbose, inventory) as call:
         from orchestrator.reports.documents import sync_body
