@@ -28,13 +28,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import memory
 import safetensors
 from cache import Cache, load_cache
 from evaluate import Measuring, PromptMeasure, Settings
 from files import digest_of, read_json, write_json
 from journal import Journal
 from loading import LoadedDrafter, load_drafter, projection_facts
-from machine import matmul_rates, memory_available, require_cpu, set_threads, versions
+from machine import matmul_rates, require_cpu, set_threads, versions
 from mutations import check
 from paired import compare
 from progress import Progress
@@ -99,7 +100,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     cache = load_cache(arguments.cache)
     ends = cache.load_ends()
     _say(1, "target", _target_line(cache, ends))
-    ends = ends.with_wide_head(memory_available() // 4)
+    ends = ends.with_wide_head((memory.available() or 0) // 4)
     drafters = {"drafter": load_drafter(arguments.drafter, ends, arguments.config)}
     if arguments.baseline is not None:
         drafters["baseline"] = load_drafter(arguments.baseline, ends, arguments.baseline_config)

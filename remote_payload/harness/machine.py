@@ -50,28 +50,6 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__}
 
 
-def memory_available() -> int:
-    """Bytes that can be had without swapping, by the kernel's own estimate; 0 where it gives none."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    fields = dict(line.split(":", 1) for line in lines)
-    available = int(fields.get("MemAvailable", "0 kB").split()[0]) * 1024
-    return min(available, _group_room())
-
-
-def _group_room() -> int:
-    """What the memory limit of this process's control group leaves (version 2; a huge number without one)."""
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-        folder = Path("/sys/fs/cgroup") / next(line[3:].lstrip("/") for line in groups if line.startswith("0::"))
-        limit = (folder / "memory.max").read_text().strip()
-        return 1 << 62 if limit == "max" else int(limit) - int((folder / "memory.current").read_text())
-    except (OSError, StopIteration, ValueError):
-        return 1 << 62
-
-
 def matmul_rates(size: int = 512) -> dict[str, float]:
     """GFLOP/s of a square product in each arithmetic on this CPU, best of three: why float32 is computed in."""
     rates = {}

@@ -63,17 +63,33 @@ def _expected(needs: Needs, slots: int, tokens: int) -> int:
 
 
 def default_budget() -> int:
-    """Most of the memory that is available to this process, by the system and by its control group."""
-    limits = [_meminfo("MemAvailable")]
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        values = [_number(Path("/sys/fs/cgroup") / name) for name in (limit, used)]
-        if values[0] is not None and values[1] is not None:
-            limits.append(max(0, values[0] - values[1]))
-    known = [limit for limit in limits if limit is not None]
-    return anonymous_memory() + int(_SHARE * min(known)) if known else 8 << 30
+    """Most of the memory that is available to this process; 8 GiB where the system doesn't tell."""
+    room = available()
+    return anonymous_memory() + int(_SHARE * room) if room is not None else 8 << 30
+
+
+def available() -> int | None:
+    """Bytes to be had without swapping, by the kernel's estimate and the control groups around this process."""
+    known = [room for room in (_meminfo("MemAvailable"), *map(_group_room, _groups())) if room is not None]
+    return min(known, default=None)
+
+
+def _groups() -> list[tuple[Path, Path]]:
+    """Files of limit and use, of this process's control group and those around it (version 2), and of version 1."""
+    root = Path("/sys/fs/cgroup")
+    found = [(root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes")]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    own = root / next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    folders = [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    return [*found, *((folder / "memory.max", folder / "memory.current") for folder in folders)]
+
+
+def _group_room(files: tuple[Path, Path]) -> int | None:
+    limit, used = map(_number, files)
+    return None if limit is None or used is None else max(0, limit - used)
 
 
 def anonymous_memory() -> int:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import memory
 import pytest
 import torch
 from acceptance import Text
@@ -15,7 +16,7 @@ from harness_bench import drafter_config, random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import LoadedDrafter
-from machine import matmul_rates, memory_available, open_devices
+from machine import matmul_rates, open_devices
 from safetensors.torch import load_file
 from target import Head, TargetEnds, load_ends
 from transformers import AutoModelForCausalLM
@@ -180,6 +181,16 @@ def test_an_open_device_is_found(tmp_path):
     assert open_devices(tmp_path / "no such folder") == []
 
 
-def test_this_machine_says_what_it_has():
-    assert memory_available() > 0
+def test_memory_available_is_what_the_tightest_control_group_leaves(tmp_path, monkeypatch):
+    files = tmp_path / "memory.max", tmp_path / "memory.current"
+    monkeypatch.setattr(memory, "_groups", lambda: [files])
+    unlimited = memory.available()
+    for path, size in zip(files, (5 << 20, 2 << 20), strict=True):
+        path.write_text(f"{size}\n")
+    assert unlimited > memory.available() == 3 << 20
+    files[0].write_text("max\n")
+    assert memory.available() > 3 << 20
+
+
+def test_this_machine_says_how_fast_it_multiplies():
     assert set(matmul_rates(64)) == {"float32", "bfloat16"}
