@@ -1,7 +1,8 @@
 """How long `orch status` on two hosts takes against `ssh HOST true` on both at once, in the same minute, alternating.
 
 Real OpenSSH hosts in network namespaces (root and Linux). Each round starts a fresh interpreter and fresh connections:
-no daemon, no master, no cached answer. Prints every median, the ratio, and how much of it is the interpreter's start.
+no daemon, no master, no cached answer. Prints every median, the ratio, and how much of it is the interpreter's start;
+and the same where hosts.yaml was never read before (later calls know what it held, as Python knows its bytecode).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTHOSTS = ROOT / "tests" / "hosts" / "testhosts.sh"
@@ -74,9 +76,11 @@ def measure(folder: Path, environment: dict[str, str], rounds: int) -> None:
     config = environment["ORCH_SSH_CONFIG"]
     both = f"ssh -F {config} -- root@train true & a=$!; ssh -F {config} -- root@eval true & wait $! && wait $a"
     orch = [sys.executable, "-c", "from orchestrator.cli import main; main()", "status", "--json"]
+    usual = {**environment, "PYTHONPATH": str(ROOT)}
     commands: dict[str, Callable[[], float]] = {
         "ssh true on both": lambda: timed([*inside, "bash", "-c", both], environment, folder),
-        "orch status": lambda: timed([*inside, *orch], {**environment, "PYTHONPATH": str(ROOT)}, folder),
+        "orch status": lambda: timed([*inside, *orch], usual, folder),
+        "first, new files": lambda: timed([*inside, *orch], {**usual, "ORCH_HOME": mkdtemp(dir=folder)}, folder),
         "python -c pass": lambda: timed([*inside, sys.executable, "-c", "pass"], environment, folder),
     }
     seconds: dict[str, list[float]] = {what: [] for what in commands}

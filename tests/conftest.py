@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without it
 sys.path[:0] = [str(HERE), str(HERE / "story")]
 
 
