@@ -12,13 +12,13 @@ from drafter import Drafter
 from drafter_config import FULL, SLIDING, DrafterConfig
 from drafting import Drafting
 from eval_drafter import main as evaluate
-from harness_bench import drafter_config, random_state
+from harness_bench import drafter_config, ends_of, random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import LoadedDrafter
-from machine import matmul_rates, open_devices
+from machine import open_devices
 from safetensors.torch import load_file
-from target import Head, TargetEnds, load_ends
+from target import Head, TargetEnds
 from transformers import AutoModelForCausalLM
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
@@ -37,7 +37,7 @@ def trained():
     config = DrafterConfig.from_hf(json.loads((DATA / "draft_hf" / "config.json").read_text()))
     model = Drafter(config)
     model.load_state_dict(load_file(DATA / "trained_draft.safetensors"))
-    ends = load_ends(DATA / "target_hf")
+    ends = ends_of(DATA / "target_hf")
     loaded = LoadedDrafter(config, model.eval(), Head.of_target(ends, config), DATA, "", None)
     target = AutoModelForCausalLM.from_pretrained(DATA / "target_hf", dtype=torch.float32)
     recorded = json.loads((DATA / "trained_expected.json").read_text())
@@ -190,7 +190,3 @@ def test_memory_available_is_what_the_tightest_control_group_leaves(tmp_path, mo
     assert unlimited > memory.available() == 3 << 20
     files[0].write_text("max\n")
     assert memory.available() > 3 << 20
-
-
-def test_this_machine_says_how_fast_it_multiplies():
-    assert set(matmul_rates(64)) == {"float32", "bfloat16"}
