@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from drafter_config import FULL, DrafterConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from target import TargetEnds
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HARNESS = Path(__file__).resolve().parents[2] / "remote_payload" / "harness"
@@ -41,6 +42,12 @@ def make_target(folder, *, tied=False, seed=0):
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def ends_of(target):
+    """Embedding and head of a target folder that doesn't tie them."""
+    tensors = load_file(target / "model.safetensors")
+    return TargetEnds(tensors["model.embed_tokens.weight"], tensors["lm_head.weight"])
 
 
 def drafter_config(**changes):

@@ -9,12 +9,12 @@ import torch
 from cache import TAPS, file_facts, load_cache, save_ends, save_taps
 from drafter import Drafter
 from drafter_config import SLIDING, DrafterConfig
-from harness_bench import drafter_config
+from harness_bench import drafter_config, ends_of
 from loading import LoadedDrafter
 from mutations import check, mutants
 from safetensors.torch import load_file
 from table import suspicion
-from target import Head, load_ends
+from target import Head
 from transformers import AutoModelForCausalLM
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
@@ -26,7 +26,7 @@ HIDDEN = 64
 def cache(tmp_path_factory):
     """The recorded texts of the trained drafter, their layers numbered one higher than in the target that made them."""
     folder = tmp_path_factory.mktemp("shifted")
-    save_ends(load_ends(DATA / "target_hf"), folder / "target.safetensors")
+    save_ends(ends_of(DATA / "target_hf"), folder / "target.safetensors")
     model = AutoModelForCausalLM.from_pretrained(DATA / "target_hf", dtype=torch.float32)
     prompts = []
     for index, sequence in enumerate(EXPECTED["seqs"]):
