@@ -135,14 +135,16 @@ def plan(arguments: argparse.Namespace) -> tuple[Extraction, Decoder]:
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected layers like 1,9,17, not {text!r}")
+    return tuple(map(int, parts))
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("expected a number from 1 up")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, not {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

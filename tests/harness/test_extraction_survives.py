@@ -58,15 +58,23 @@ def deep(tmp_path_factory):
     return root, options
 
 
-def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(deep, tmp_path):
+INTERRUPTED = pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, id="killed"), INTERRUPTED])
+def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(how, deep, tmp_path):
     root, options = deep
     command = command_for(root / "target", root / "prompts.jsonl", tmp_path / "cache", *options)
     state = tmp_path / "cache.partial" / "layers" / "state.json"
-    process = subprocess.Popen([sys.executable, SCRIPT, *command], env=QUIET, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, SCRIPT, *command], env=QUIET, stderr=subprocess.PIPE)
     while process.poll() is None and not (state.exists() and json.loads(state.read_text())["done"] >= 5):
         time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was over before it could be killed"
+    process.send_signal(how)
+    said = process.communicate()[1].decode()
+    if how == signal.SIGINT:
+        assert process.returncode == 130 and "interrupted; the same command goes on from here" in said
+    else:
+        assert process.returncode == -signal.SIGKILL, "it was over before it could be killed"
     done = json.loads(state.read_text())["done"]
     assert not (tmp_path / "cache").exists()
 
