@@ -33,7 +33,7 @@ def threads():
 
 @pytest.fixture(scope="module")
 def trained():
-    """The recorded texts and their trained drafter, at every anchor."""
+    """The recorded texts and their trained drafter, every anchor, and whose taps were read."""
     config = DrafterConfig.from_hf(json.loads((DATA / "draft_hf" / "config.json").read_text()))
     model = Drafter(config)
     model.load_state_dict(load_file(DATA / "trained_draft.safetensors"))
@@ -49,7 +49,8 @@ def trained():
         texts.append(Text(tuple(ids), start, tuple(ids[start:])))
         taps.append(torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], dim=-1))
     places = [(index, anchor) for index, text in enumerate(texts) for anchor in text.anchors]
-    return Drafting(loaded, ends, texts, taps.__getitem__), places
+    read = []
+    return Drafting(loaded, ends, texts, lambda index: read.append(index) or taps[index]), places, read
 
 
 @pytest.mark.parametrize("layer_types", [(FULL, FULL), (SLIDING, FULL)])
@@ -113,7 +114,7 @@ def test_walks_alone_give_the_same_rounds_and_draft_less(bench, tmp_path):
 
 def test_a_run_found_row_by_row_is_that_of_the_whole_block(trained):
     """The trained drafter accepts from none to all of a block; the text ends within some blocks."""
-    drafting, places = trained
+    drafting, places, _ = trained
     with torch.inference_mode():
         whole, runs = drafting.outcomes(places, ()), drafting.runs(places)
     rounds = [
@@ -122,6 +123,14 @@ def test_a_run_found_row_by_row_is_that_of_the_whole_block(trained):
     assert rounds[0] == rounds[1]
     assert [each.near_tie for each in whole] == [each.near_tie for each in runs]
     assert {each.length for each in rounds[0]} >= set(range(1, 9)) and any(each.censored for each in rounds[0])
+
+
+def test_a_context_is_computed_once_however_many_blocks_read_it(trained):
+    drafting, places, read = trained
+    with torch.inference_mode():
+        for first in range(0, len(places), 16):
+            drafting.outcomes(places[first : first + 16], (4,))
+    assert sorted(read) == [0, 1]
 
 
 def test_context_lengths_and_data_sets_part_the_rounds(bench, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,7 +18,7 @@ from batching import Chunk
 from cache import load_cache
 from decoder import Decoder
 from extract_hidden_states import main as extract
-from harness_bench import HARNESS, make_target
+from harness_bench import HARNESS, heed_interrupts, make_target
 from layer_stream import Slots
 from memory import Needs, anonymous_memory, parse_size, plan_memory, size_text
 from refusal import Refused
@@ -66,7 +67,12 @@ def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(how, 
     root, options = deep
     command = command_for(root / "target", root / "prompts.jsonl", tmp_path / "cache", *options)
     state = tmp_path / "cache.partial" / "layers" / "state.json"
-    process = subprocess.Popen([sys.executable, SCRIPT, *command], env=QUIET, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, *command],
+        env=QUIET,
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
+    )
     while process.poll() is None and not (state.exists() and json.loads(state.read_text())["done"] >= 5):
         time.sleep(0.002)
     process.send_signal(how)
@@ -205,8 +211,9 @@ def test_a_target_several_times_larger_than_the_budget_is_read_within_it(tmp_pat
     while process.poll() is None:
         peak = max(peak, anonymous_bytes(process.pid))
         time.sleep(0.01)
-    assert process.returncode == 0, process.stdout.read().decode()
-    process.stdout.close()
+    said = process.communicate()[0].decode()
+    assert process.returncode == 0, said
+    assert re.search(rf"memory: 1 layer at a time, chunks of \d+ tokens: up to \d+ MiB, of {size_text(budget)}", said)
     assert size > 600_000_000 and peak < budget
     assert load_cache(tmp_path / "cache").manifest["greedy_check"]["tokens"] == 9
     print(f"peak {peak / 1e6:.0f} MB, interpreter {int(baseline.stdout) / 1e6:.0f} MB, budget {budget / 1e6:.0f} MB")
