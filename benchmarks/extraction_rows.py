@@ -29,6 +29,7 @@ from safetensors_reader import TensorFiles  # noqa: E402
 from synthetic import write_target  # noqa: E402
 from timing import Measure, Row, ratio, shown  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.utils import logging  # noqa: E402
 
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536}
 SMALL = {**HEADS, "hidden_size": 1024, "intermediate_size": 3072}  # 0.5 B with 28 layers
@@ -70,6 +71,7 @@ def speed_rows(folder: Path, measure: Measure) -> list[Row]:
 def in_turns(folder: Path, texts: Sequence[tuple[int, ...]], measure: Measure) -> tuple[list[float], list[float]]:
     """Seconds of either side, alternating, without the warm-up."""
     layers = tuple(range(1, layers_of(folder) - 1, 4))
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
     decoder = Decoder(folder, TensorFiles(folder))
     works = {

@@ -93,16 +93,20 @@ def test_the_27b_on_paper_is_what_the_code_plans(tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_64_layers_of_a_27b_run_within_5_gib(tmp_path):
-    """The layers in earnest, ten times the budget; a small vocabulary, since embedding and head are never in memory."""
-    size = hollow_27b(tmp_path, vocab_size=4096)
+def test_layers_of_a_27b_run_within_4_gib(tmp_path):
+    """24 of its 64 layers, four times the budget (nine times in float32): more of them take longer, not more memory.
+
+    A small vocabulary, since embedding and head are never in memory either.
+    """
+    kinds = (["linear_attention"] * 3 + ["full_attention"]) * 6
+    size = hollow_27b(tmp_path, vocab_size=4096, num_hidden_layers=24, layer_types=kinds)
     prompts = write_prompts(tmp_path / "prompts.jsonl", [24, 37], 4096)
     texts = tmp_path / "cache.partial" / "texts"
     texts.mkdir(parents=True)
     for index in range(2):  # as an earlier run would have them from a server
         (texts / f"{index:05d}.json").write_text('{"produced": [0, 0, 0]}')
-    budget = 5 * 2**30
-    options = ["--target", tmp_path, "--prompts", prompts, "--layers", "1,16,31,46,61", "--memory", budget]
+    budget = 4 * 2**30
+    options = ["--target", tmp_path, "--prompts", prompts, "--layers", "1,6,11,16,21", "--memory", budget]
     began, peak = time.monotonic(), 0
     with open(tmp_path / "said", "wb") as said:
         process = subprocess.Popen(
@@ -117,7 +121,7 @@ def test_64_layers_of_a_27b_run_within_5_gib(tmp_path):
             time.sleep(0.05)
     assert process.returncode == 0, (tmp_path / "said").read_text()[-2000:]
     print(f"{size / GB:.1f} GB of weights, peak {peak / GB:.2f} GB, {time.monotonic() - began:.0f} s for 67 tokens")
-    assert size > 9 * budget and peak < budget
+    assert size > 4 * budget and peak < budget
     manifest = load_cache(tmp_path / "cache").manifest
-    assert manifest["target"]["num_layers"] == 64 and manifest["engine"]["batching"] == "padded"
+    assert manifest["target"]["num_layers"] == 24 and manifest["engine"]["batching"] == "padded"
     assert manifest["greedy_check"]["tokens_not_greedy"] == 0
