@@ -1,7 +1,5 @@
 """Extraction of hidden states against transformers with everything in memory: wall time and memory.
 
-    python benchmarks/extraction_rows.py [--full]
-
 Both sides run in turns in one process with the same threads, in float32, and both give the taps and the greedy choices
 of the same positions. transformers gets its best case: weights already in memory (its load is not counted), texts
 sorted by length, padded on the right without a mask, at most 2048 tokens at a time, logits only where needed. The layer
@@ -17,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 HARNESS = ROOT / "remote_payload" / "harness"
@@ -30,55 +27,63 @@ from decoder import Decoder  # noqa: E402
 from hidden_states import LayerRun, Reading  # noqa: E402
 from safetensors_reader import TensorFiles  # noqa: E402
 from synthetic import write_target  # noqa: E402
+from timing import Measure, Row, ratio, shown  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.utils import logging  # noqa: E402
 
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 65536}
 SMALL = {**HEADS, "hidden_size": 1024, "intermediate_size": 3072}  # 0.5 B with 28 layers
 BIG = {**HEADS, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}  # 1.5 B
 CHUNK = 2048
-Row = tuple[str, str, str, bool]
+LIMIT = 1.2  # GiB that the extraction may reserve
+IN_MEMORY = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+with torch.no_grad():
+    model(torch.zeros(4, int(sys.argv[2])).long(), use_cache=False, logits_to_keep=1)
+"""
 
 
-def rows(full: bool) -> list[Row]:
-    """(name, value, goal, whether it is reached). `full`: all layers, more tokens, and transformers' memory too."""
+def extraction_rows(measure: Measure) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
         folder = Path(name)
-        return [*speed_rows(folder / "small", full), *memory_rows(folder / "big", full)]
+        return [*speed_rows(folder / "small", measure), *memory_rows(folder / "big", measure)]
 
 
-def speed_rows(folder: Path, full: bool) -> list[Row]:
-    write_target(folder, **SMALL, num_hidden_layers=28 if full else 8)
-    equal = texts_of([512] * 16 if full else [256] * 4)
-    ragged = texts_of(spread(64, 256, 14))
+def speed_rows(folder: Path, measure: Measure) -> list[Row]:
+    """A 0.5 B target (all its layers with --full, else 8)."""
+    write_target(folder, **SMALL, num_hidden_layers=28 if measure.full else 8)
+    equal = texts_of([512] * 16 if measure.full else [256] * 4)
     found: list[Row] = []
-    for kind, texts, goal in (("equal_lengths", equal, 1.05), ("ragged_lengths", ragged, 1 / 1.2)):
-        ours, theirs = in_turns(folder, texts, rounds=5 if full else 3)
-        ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
-        print(f"{kind}: {shown(ours)} s against {shown(theirs)} s, {sum(map(len, texts))} tokens", flush=True)
-        found.append((f"extraction_wall_{kind}", f"{ratio:.2f}x", f"<={goal:.2f}x", ratio <= goal))
+    for kind, texts in (("equal", equal), ("ragged", texts_of(spread(64, 256, 14)))):
+        ours, theirs = in_turns(folder, texts, measure)
+        print(f"  {kind} lengths: {shown(ours)} against {shown(theirs)}, {sum(map(len, texts))} tokens", flush=True)
+        if kind == "equal":
+            slower = ratio(ours, theirs)
+            found.append(Row("extraction_wall_equal", f"{slower:.2f}x", "<=1.05x", slower <= 1.05))
+        else:
+            faster = ratio(theirs, ours)
+            found.append(Row("extraction_ragged_faster", f"{faster:.2f}x", ">=1.2x", faster >= 1.2))
     return found
 
 
-def in_turns(folder: Path, texts: Sequence[tuple[int, ...]], rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of either side, alternating; the first round of each is a warm-up that isn't counted."""
+def in_turns(folder: Path, texts: Sequence[tuple[int, ...]], measure: Measure) -> tuple[list[float], list[float]]:
+    """Seconds of either side, alternating, without the warm-up."""
     layers = tuple(range(1, layers_of(folder) - 1, 4))
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
     decoder = Decoder(folder, TensorFiles(folder))
-    ours, theirs = [], []
-    for _ in range(rounds + 1):
-        ours.append(timed(lambda: stream(decoder, texts, layers, folder / f"work{len(ours)}")))
-        theirs.append(timed(lambda: in_memory(model, texts, layers)))
-    return ours[1:], theirs[1:]
+    works = {
+        "ours": lambda: stream(decoder, texts, layers, Path(tempfile.mkdtemp(dir=folder))),
+        "theirs": lambda: in_memory(model, texts, layers),
+    }
+    spent = measure.alternate(works, 5 if measure.full else 3)
+    return spent["ours"], spent["theirs"]
 
 
 def layers_of(folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["num_hidden_layers"])
-
-
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def stream(decoder: Decoder, texts: Sequence[tuple[int, ...]], layers: tuple[int, ...], work: Path) -> None:
@@ -114,10 +119,11 @@ def batches(texts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     return found
 
 
-def memory_rows(folder: Path, full: bool) -> list[Row]:
-    """The 1.5 B target by the command itself, under a limit on all memory that it may reserve."""
+def memory_rows(folder: Path, measure: Measure) -> list[Row]:
+    """The 1.5 B target by the command itself, under a limit on all memory that it may reserve; transformers beside."""
     write_target(folder, **BIG)
-    texts = texts_of([256] * 4 if full else [64] * 4)
+    length = 256 if measure.full else 64
+    texts = texts_of([length] * 4)
     prompts = folder / "prompts.jsonl"
     prompts.write_text(
         "\n".join(json.dumps({"id": str(i), "token_ids": text[:-16]}) for i, text in enumerate(texts)) + "\n"
@@ -128,19 +134,14 @@ def memory_rows(folder: Path, full: bool) -> list[Row]:
         (kept / f"{index:05d}.json").write_text(json.dumps({"produced": list(text[-16:])}))
     options = ["--target", folder, "--layers", "1,7,13,19,25", "--prompts", prompts, "--memory", "1GB"]
     command = [sys.executable, HARNESS / "extract_hidden_states.py", *options, "--out", folder / "cache"]
-    peak, code = peak_of([*map(str, command), "--max-new-tokens", "16"], limit=int(1.2 * 2**30))
-    found = [
-        ("extraction_memory_1.5B", f"{peak / 1e9:.2f}GB", "<=1.00GB", code == 0 and peak <= 1e9),
-        ("extraction_under_rlimit_data_1.2GiB", "passes" if code == 0 else f"exit_{code}", "passes", code == 0),
+    ours, code = peak_of([*map(str, command), "--max-new-tokens", "16"], limit=int(LIMIT * 2**30))
+    theirs, _ = peak_of([sys.executable, "-c", IN_MEMORY, str(folder), str(length)], limit=None)
+    print(f"  1.5 B target, {4 * length} tokens: {ours / 1e9:.2f} GB against {theirs / 1e9:.2f} GB of transformers")
+    passes = code == 0
+    return [
+        Row("extraction_memory_1.5B", f"{ours / 1e9:.2f}GB", "<=1.00GB", passes and ours <= 1e9),
+        Row(f"extraction_under_rlimit_data_{LIMIT}GiB", "passes" if passes else f"exit_{code}", "passes", passes),
     ]
-    if full:
-        load = (
-            "from transformers import AutoModelForCausalLM as M; import sys, torch; ids = torch.zeros(4, 256).long();"
-        )
-        load += "m = M.from_pretrained(sys.argv[1], dtype=torch.float32)\nwith torch.no_grad(): m(ids, use_cache=False)"
-        theirs, _ = peak_of([sys.executable, "-c", load, str(folder)], limit=None)
-        print(f"transformers fills {theirs / 1e9:.2f} GB for the same target")
-    return found
 
 
 def peak_of(command: list[str], limit: int | None) -> tuple[int, int]:
@@ -179,16 +180,3 @@ def texts_of(lengths: Sequence[int]) -> list[tuple[int, ...]]:
 def spread(low: int, high: int, count: int) -> list[int]:
     """Lengths drawn evenly between two."""
     return torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(6)).tolist()
-
-
-def shown(seconds: Sequence[float]) -> str:
-    return f"{median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f})"
-
-
-def main() -> None:
-    for name, value, goal, reached in rows(full="--full" in sys.argv[1:]):
-        print(name, value, goal, "ok" if reached else "short")
-
-
-if __name__ == "__main__":
-    main()

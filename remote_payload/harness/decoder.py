@@ -244,7 +244,9 @@ def _meta_model(folder: Path, config: Any, attention: str) -> Any:
     ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
     try:
         with torch.device("meta"):
-            model = AutoModel.from_config(config, attn_implementation=attention, dtype=torch.float32)
+            model = AutoModel.from_config(
+                config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
+            )
     except (ValueError, KeyError, ImportError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise Refused(f"{folder}: transformers can't build it ({first})") from None

@@ -10,7 +10,9 @@ rounds that greedy decoding goes through ("walk, macro"). No target forward is n
 
 With --baseline both drafters are measured on the same anchors, and the paired difference is judged: better, worse, or
 no difference shown, with how many prompts would settle it. Before the measuring a few anchors are drafted with each
-convention of the configuration changed; one that scores clearly higher is a "probable config mismatch".
+convention of the configuration changed; one that scores clearly higher is a "probable config mismatch". Rounds that the
+two best logits decide by less than 1e-4 are printed as near ties: another machine may decide them otherwise. Censored
+rounds, which the cached text can't decide, are counted and in no mean.
 
 Writes the result (whole, at the end), progress.jsonl beside it, and until the end a journal from which the same command
 with --resume goes on after a kill, to the same result.
@@ -35,7 +37,7 @@ from evaluate import Measuring, PromptMeasure, Settings
 from files import digest_of, read_json, write_json
 from journal import Journal
 from loading import LoadedDrafter, load_drafter, projection_facts
-from machine import matmul_rates, require_cpu, set_threads, versions
+from machine import require_cpu, set_threads, versions
 from mutations import check
 from paired import compare
 from progress import Progress
@@ -75,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
         type=_budgets,
         default=Settings().budgets,
         metavar="16,64,256",
-        help="DDTree node budgets, or none (default 16,64,256)",
+        help="nodes of the draft trees (DDTree), the root not counted, or none (default 16,64,256). With few nodes a "
+        "tree gives up depth for width and can do worse than the plain block",
     )
     add(
         "--max-anchors",
@@ -144,7 +147,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         "settings": asdict(settings),
         "device": arguments.device,
         "arithmetic": "float32",
-        "matmul_gflops": matmul_rates(),
         "threads": threads,
         "versions": {**versions(), "safetensors": safetensors.__version__},
         "started_at": started,

@@ -5,12 +5,18 @@
     python extract_hidden_states.py --target DIR --drafter DIR --server http://127.0.0.1:30000 --out CACHE
     python extract_hidden_states.py --target DIR --out CACHE --rebuild shards/00017.safetensors
 
-Texts come from a server, or from this process where the whole target fits --memory. Hidden states are computed here on
-the CPU, in float32, layer by layer: a layer's weights are read once, run over all texts and dropped, so a target may be
-several times larger than the memory. Interrupted, the same command goes on where it stopped: at a prompt, at a
-layer. The cache appears at --out when it is whole; until then it grows in a folder beside it.
+A line of JSONL is one prompt: {"id": ..., "data_set": "gsm8k", and one of "prompt" (text), "messages" (a chat),
+"token_ids"}; results are also given by data_set. Without --prompts a small set of its own is taken.
 
-Exits with 0, or 2 and a sentence.
+Texts are the target's greedy continuations. They come from a server that takes and returns token ids, or from this
+process where the whole target fits --memory. Hidden states are computed here on the CPU, in float32, layer by layer: a
+layer's weights are read once, run over all texts and dropped, so a target may be several times larger than the memory.
+Every generated token is compared with the target's own choice (the greedy check).
+
+Interrupted, the same command goes on where it stopped: at a prompt, at a layer. The cache appears at --out when it is
+whole; until then it grows in the folder CACHE.partial. --layers with the layers of several drafters serves them all.
+
+Exits with 0: done, or already there; 2: refused, with a sentence; 130: interrupted; 1: a bug, with its traceback.
 """
 
 from __future__ import annotations
@@ -129,14 +135,16 @@ def plan(arguments: argparse.Namespace) -> tuple[Extraction, Decoder]:
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"expected layers like 1,9,17, not {text!r}")
+    return tuple(map(int, parts))
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("expected a number from 1 up")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, not {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,7 @@ def read(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Taps into the shards; each prompt's entry of the manifest, and how they were computed."""
     plan = plan_for(decoder, texts, means.memory)
+    print(f"  memory: {plan}, of {size_text(means.memory)}", file=sys.stderr)
     chunk_tokens = _chunk_tokens(growing / "chunks.json", plan.chunk_tokens)
     reading = Reading(tuple(texts), extraction.layer_ids, chunk_tokens, decoder.packed)
     shards = [

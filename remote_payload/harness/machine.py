@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from pathlib import Path
 
 import torch
@@ -48,19 +47,3 @@ def set_threads() -> int:
 def versions() -> dict[str, str]:
     """What computes here, for the record."""
     return {"python": platform.python_version(), "torch": torch.__version__}
-
-
-def matmul_rates(size: int = 512) -> dict[str, float]:
-    """GFLOP/s of a square product in each arithmetic on this CPU, best of three: why float32 is computed in."""
-    rates = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix = torch.ones(size, size, dtype=dtype)
-        seconds = min(_seconds(matrix) for _ in range(3))
-        rates[str(dtype).removeprefix("torch.")] = round(2e-9 * size**3 / seconds, 1)
-    return rates
-
-
-def _seconds(matrix: torch.Tensor) -> float:
-    began = time.perf_counter()
-    torch.mm(matrix, matrix)
-    return time.perf_counter() - began

@@ -12,14 +12,7 @@ from refusal import Refused
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SHARE = 0.8  # of what is available, where no budget is given
 _SLACK = 48 << 20  # buffers of matrix kernels and what the allocator keeps
-_CHUNKS = (
-    2048,
-    1024,
-    512,
-    256,
-    128,
-    64,
-)  # 512 to 2048 tokens keep a processor busy; fewer re-read the weights too often
+_CHUNKS = (2048, 1024, 512, 256, 128, 64)  # 512 to 2048 tokens keep a processor busy; fewer make its products small
 _GOOD = 512
 
 
@@ -31,6 +24,10 @@ class Plan:
     chunk_tokens: int
     expected: int
     """Anonymous memory at the peak, bytes."""
+
+    def __str__(self) -> str:
+        held = "2 layers" if self.slots == 2 else "1 layer"
+        return f"{held} at a time, chunks of {self.chunk_tokens} tokens: up to {size_text(self.expected)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from drafter_config import DrafterConfig
-from files import open_safetensors, read_json, safetensors_of
+from files import open_safetensors
 from refusal import Refused
 from torch import Tensor
 
@@ -161,49 +161,19 @@ def _order(logits_RK: Tensor, ids_RK: Tensor, keep: int) -> tuple[Tensor, Tensor
     return logits_RK.gather(-1, by_logit), ids_RK.gather(-1, by_logit)
 
 
-def load_ends(folder: Path) -> TargetEnds:
-    """Embedding and head of a Hugging Face target folder. Raises `Refused` where they can't be told."""
-    config = read_json(folder / "config.json")
-    text = config.get("text_config") or config
-    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    files = safetensors_of(folder)
-    embedding = _the_one(files, "embed_tokens.weight", folder)
-    if tied:
-        return _ends(files, embedding, None)
-    if not any(name.endswith("lm_head.weight") for name in files):
-        raise Refused(f"{folder}: has no lm_head.weight, and its config does not tie the head to the embedding")
-    return _ends(files, embedding, _the_one(files, "lm_head.weight", folder))
-
-
 def load_stored_ends(file: Path) -> TargetEnds:
     """Embedding and head from a cache's own target.safetensors (no head: tied)."""
     with open_safetensors(file) as tensors:
         names = set(tensors.keys())
     if "embed_tokens.weight" not in names:
         raise Refused(f"{file}: has no embed_tokens.weight")
-    files = dict.fromkeys(names, file)
-    return _ends(files, "embed_tokens.weight", "lm_head.weight" if "lm_head.weight" in names else None)
-
-
-def _the_one(files: dict[str, Path], ending: str, folder: Path) -> str:
-    """The tensor of that ending; extra prediction layers and vision towers have their own, which don't count."""
-    names = [
-        name
-        for name in files
-        if (name == ending or name.endswith("." + ending)) and not {"mtp", "visual"} & set(name.split("."))
-    ]
-    if len(names) != 1:
-        raise Refused(f"{folder}: expected one {ending}, found {', '.join(sorted(names)) or 'none'}")
-    return names[0]
-
-
-def _ends(files: dict[str, Path], embedding: str, head: str | None) -> TargetEnds:
-    embedding_VH = _tensor(files[embedding], embedding)
-    if head is None:
+    embedding_VH = _tensor(file, "embed_tokens.weight")
+    if "lm_head.weight" not in names:
         return TargetEnds(embedding_VH, embedding_VH)
-    head_VH = _tensor(files[head], head)
+    head_VH = _tensor(file, "lm_head.weight")
     if head_VH.shape != embedding_VH.shape:
-        raise Refused(f"{head} is {list(head_VH.shape)}, {embedding} {list(embedding_VH.shape)}; expected equal shapes")
+        head, embedding = list(head_VH.shape), list(embedding_VH.shape)
+        raise Refused(f"{file}: lm_head.weight is {head}, embed_tokens.weight {embedding}; expected equal shapes")
     return TargetEnds(embedding_VH, head_VH)
 
 

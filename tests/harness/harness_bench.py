@@ -1,12 +1,14 @@
 """A tiny target and drafters for it, made on the spot."""
 
 import json
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from drafter_config import FULL, DrafterConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from target import TargetEnds
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 HARNESS = Path(__file__).resolve().parents[2] / "remote_payload" / "harness"
@@ -43,6 +45,12 @@ def make_target(folder, *, tied=False, seed=0):
     return folder
 
 
+def ends_of(target):
+    """Embedding and head of a target folder that doesn't tie them."""
+    tensors = load_file(target / "model.safetensors")
+    return TargetEnds(tensors["model.embed_tokens.weight"], tensors["lm_head.weight"])
+
+
 def drafter_config(**changes):
     values = {
         "hidden_size": HIDDEN,
@@ -76,3 +84,8 @@ def save_drafter(folder, config, state):
     (folder / "config.json").write_text(json.dumps(config.to_hf()))
     save_file(state, folder / "model.safetensors")
     return folder
+
+
+def heed_interrupts():
+    """For a child process: shells start what runs in the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

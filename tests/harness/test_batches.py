@@ -12,13 +12,13 @@ from drafter import Drafter
 from drafter_config import FULL, SLIDING, DrafterConfig
 from drafting import Drafting
 from eval_drafter import main as evaluate
-from harness_bench import drafter_config, random_state
+from harness_bench import drafter_config, ends_of, random_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import LoadedDrafter
-from machine import matmul_rates, open_devices
+from machine import open_devices
 from safetensors.torch import load_file
-from target import Head, TargetEnds, load_ends
+from target import Head, TargetEnds
 from transformers import AutoModelForCausalLM
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
@@ -33,11 +33,11 @@ def threads():
 
 @pytest.fixture(scope="module")
 def trained():
-    """The recorded texts and their trained drafter, at every anchor."""
+    """The recorded texts and their trained drafter, every anchor, and whose taps were read."""
     config = DrafterConfig.from_hf(json.loads((DATA / "draft_hf" / "config.json").read_text()))
     model = Drafter(config)
     model.load_state_dict(load_file(DATA / "trained_draft.safetensors"))
-    ends = load_ends(DATA / "target_hf")
+    ends = ends_of(DATA / "target_hf")
     loaded = LoadedDrafter(config, model.eval(), Head.of_target(ends, config), DATA, "", None)
     target = AutoModelForCausalLM.from_pretrained(DATA / "target_hf", dtype=torch.float32)
     recorded = json.loads((DATA / "trained_expected.json").read_text())
@@ -49,7 +49,8 @@ def trained():
         texts.append(Text(tuple(ids), start, tuple(ids[start:])))
         taps.append(torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], dim=-1))
     places = [(index, anchor) for index, text in enumerate(texts) for anchor in text.anchors]
-    return Drafting(loaded, ends, texts, taps.__getitem__), places
+    read = []
+    return Drafting(loaded, ends, texts, lambda index: read.append(index) or taps[index]), places, read
 
 
 @pytest.mark.parametrize("layer_types", [(FULL, FULL), (SLIDING, FULL)])
@@ -113,7 +114,7 @@ def test_walks_alone_give_the_same_rounds_and_draft_less(bench, tmp_path):
 
 def test_a_run_found_row_by_row_is_that_of_the_whole_block(trained):
     """The trained drafter accepts from none to all of a block; the text ends within some blocks."""
-    drafting, places = trained
+    drafting, places, _ = trained
     with torch.inference_mode():
         whole, runs = drafting.outcomes(places, ()), drafting.runs(places)
     rounds = [
@@ -122,6 +123,14 @@ def test_a_run_found_row_by_row_is_that_of_the_whole_block(trained):
     assert rounds[0] == rounds[1]
     assert [each.near_tie for each in whole] == [each.near_tie for each in runs]
     assert {each.length for each in rounds[0]} >= set(range(1, 9)) and any(each.censored for each in rounds[0])
+
+
+def test_a_context_is_computed_once_however_many_blocks_read_it(trained):
+    drafting, places, read = trained
+    with torch.inference_mode():
+        for first in range(0, len(places), 16):
+            drafting.outcomes(places[first : first + 16], (4,))
+    assert sorted(read) == [0, 1]
 
 
 def test_context_lengths_and_data_sets_part_the_rounds(bench, tmp_path):
@@ -190,7 +199,3 @@ def test_memory_available_is_what_the_tightest_control_group_leaves(tmp_path, mo
     assert unlimited > memory.available() == 3 << 20
     files[0].write_text("max\n")
     assert memory.available() > 3 << 20
-
-
-def test_this_machine_says_how_fast_it_multiplies():
-    assert set(matmul_rates(64)) == {"float32", "bfloat16"}

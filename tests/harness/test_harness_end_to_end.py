@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,7 +94,9 @@ def test_a_drafter_that_is_always_right_gets_whole_blocks(bench, tmp_path, capsy
     document = json.loads(out.read_text())
     assert document["acceptance_length"] == {"walk_macro": 6.0, "pooled": 6.0, "all_anchor": 6.0}
     assert document["near_ties"] == document["rounds"]
-    assert "6.000" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "6.000" in table
+    assert re.search(rf"^near ties +{document['rounds']}$", table, re.MULTILINE)
 
 
 def test_the_five_steps_are_printed_and_a_table_ends_it(bench, tmp_path, capsys):

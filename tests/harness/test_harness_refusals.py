@@ -11,11 +11,10 @@ import torch
 from drafter_config import FULL, SLIDING, DrafterConfig
 from eval_drafter import main as evaluate
 from extract_hidden_states import main as extract
-from harness_bench import HIDDEN, VOCABULARY, drafter_config, random_state, save_drafter
+from harness_bench import HIDDEN, VOCABULARY, drafter_config, ends_of, random_state, save_drafter
 from loading import load_drafter, strip_wrappers
 from refusal import Refused
 from safetensors.torch import load_file, save_file
-from target import load_ends
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
 
@@ -237,7 +236,7 @@ def test_a_visible_gpu_stops_both_programs(bench, tmp_path, capsys, monkeypatch)
 
 @pytest.fixture(scope="module")
 def ends(bench):
-    return load_ends(bench.target)
+    return ends_of(bench.target)
 
 
 def same_weights(loaded, state):
@@ -246,7 +245,7 @@ def same_weights(loaded, state):
 
 @pytest.mark.parametrize("folder", ["draft_hf", "draft_hf_legacy", "draft_speculators"])
 def test_every_published_layout_loads(folder):
-    loaded = load_drafter(DATA / folder, load_ends(DATA / "target_hf"))
+    loaded = load_drafter(DATA / folder, ends_of(DATA / "target_hf"))
     assert same_weights(loaded, load_file(DATA / folder / "model.safetensors"))
 
 

@@ -9,12 +9,12 @@ import torch
 from cache import TAPS, file_facts, load_cache, save_ends, save_taps
 from drafter import Drafter
 from drafter_config import SLIDING, DrafterConfig
-from harness_bench import drafter_config
+from harness_bench import drafter_config, ends_of
 from loading import LoadedDrafter
 from mutations import check, mutants
 from safetensors.torch import load_file
 from table import suspicion
-from target import Head, load_ends
+from target import Head
 from transformers import AutoModelForCausalLM
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
@@ -24,9 +24,15 @@ HIDDEN = 64
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """The recorded texts of the trained drafter, their layers numbered one higher than in the target that made them."""
-    folder = tmp_path_factory.mktemp("shifted")
-    save_ends(load_ends(DATA / "target_hf"), folder / "target.safetensors")
+    return recorded(tmp_path_factory.mktemp("cache"))
+
+
+def recorded(folder, moved=0):
+    """The recorded texts of the trained drafter, their layers numbered one higher than in the target that made them.
+
+    `moved`: taps lie so many positions further along than where they belong.
+    """
+    save_ends(ends_of(DATA / "target_hf"), folder / "target.safetensors")
     model = AutoModelForCausalLM.from_pretrained(DATA / "target_hf", dtype=torch.float32)
     prompts = []
     for index, sequence in enumerate(EXPECTED["seqs"]):
@@ -34,7 +40,8 @@ def cache(tmp_path_factory):
         with torch.no_grad():
             states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
         shard = f"shards/{index}.safetensors"
-        save_taps(torch.cat([state[0] for state in states[:4]], dim=-1), folder / shard, "float32")
+        taps = torch.cat([state[0] for state in states[:4]], dim=-1)
+        save_taps(taps.roll(moved, 0), folder / shard, "float32")
         text = {"token_ids": ids, "prompt_length": start, "argmax": ids[start:]}
         prompts.append({"id": str(index), "data_set": "x", **text, "shard": shard})
     manifest = {
@@ -75,19 +82,30 @@ def test_a_right_configuration_has_no_suspects(cache):
     assert "none scores clearly higher" in suspicion(facts)[0]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"target_layer_ids": (0, 1, 2)}, "target_layer_ids [1, 2, 3]"),
-        ({"mask_token_id": 510}, "mask_token_id 511"),
-        ({"is_causal": True}, "block not causal in every layer"),
-    ],
-)
-def test_a_wrong_convention_is_named(cache, wrong, named):
-    facts = findings(cache, **wrong)
-    assert named in facts["suspects"]
-    line = next(line for line in suspicion(facts) if named in line)
-    assert line.startswith("probable config mismatch: ")
+WRONG = {
+    "taps a layer off": ({"target_layer_ids": (0, 1, 2)}, "target_layer_ids [1, 2, 3]"),
+    "theta of an old library's default": ({"rope_theta": 1e4}, "rope_theta 1e+06"),
+    "another mask id": ({"mask_token_id": 510}, "mask_token_id 511"),
+    "causal": ({"is_causal": True}, "block not causal in every layer"),
+    "a window": ({"layer_types": (SLIDING,) * 2, "sliding_window": 4, "is_causal": False}, "no sliding window"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_convention_is_named_first(cache, what):
+    wrong, named = WRONG[what]
+    assert_named(findings(cache, **wrong), named)
+
+
+@pytest.mark.parametrize("moved, named", [(1, "context earlier by one"), (-1, "context later by one")])
+def test_a_shifted_anchor_is_named_first(tmp_path, moved, named):
+    """As from an engine that hands out hidden states one position late, or early."""
+    assert_named(findings(recorded(tmp_path, moved)), f"{named} position")
+
+
+def assert_named(facts, mutant):
+    assert mutant in facts["suspects"]
+    assert suspicion(facts)[0].startswith(f"probable config mismatch: with {mutant} it scores ")
 
 
 def test_mutants_read_only_layers_that_are_cached_and_never_the_last():

@@ -1,5 +1,7 @@
 """The drafter and the walk equal the `dflash` package 0.1.0 on random drafters: geometry, windows, layouts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from acceptance import Text, leading_run
@@ -57,9 +59,38 @@ def old_layout(document):
     return {key: each for key, each in document.items() if key != "rope_parameters"}
 
 
-def both(config, seed, *, old=False):
-    """Our drafter and the package's, with the same random weights, each from the configuration file."""
-    document = old_layout(config.to_hf()) if old else config.to_hf()
+def speculators_layout(document):
+    """The same as speculators write it: the backbone nested, layer ids counted one higher."""
+    nested = ("dflash_config", "architectures", "block_size", "is_causal", "num_target_layers")
+    dflash = document["dflash_config"]
+    return {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {key: each for key, each in document.items() if key not in nested},
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in dflash["target_layer_ids"]],
+        "block_size": document["block_size"],
+        "mask_token_id": dflash["mask_token_id"],
+        "draft_vocab_size": document["vocab_size"],
+        "sliding_window_non_causal": document.get("is_causal") is False,
+    }
+
+
+LAYOUTS = {"new": lambda document: document, "old": old_layout, "speculators": speculators_layout}
+
+
+def in_words_of(layout, config):
+    """The configuration without what its layout can't say."""
+    if layout != "speculators":
+        return config
+    plain = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
+    return replace(config, is_causal=None if config.is_causal else config.is_causal, **plain)
+
+
+def both(config, seed, layout="new"):
+    """Our drafter and the package's, with the same random weights, each from the configuration file.
+
+    The package doesn't know the layout of speculators: it gets the new one.
+    """
+    document = LAYOUTS[layout](config.to_hf())
     state = random_state(config, seed)
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in state.items():
@@ -67,17 +98,19 @@ def both(config, seed, *, old=False):
             state[name] = 1 + 0.2 * torch.randn(tensor.shape, generator=generator)
     ours = Drafter(DrafterConfig.from_hf(document)).eval()
     ours.load_state_dict(state)
-    settings_ = {key: each for key, each in document.items() if key not in ("architectures", "model_type")}
+    known = config.to_hf() if layout == "speculators" else document
+    settings_ = {key: each for key, each in known.items() if key not in ("architectures", "model_type")}
     theirs = oracle.DFlashDraftModel(Qwen3Config(**settings_, attn_implementation="sdpa")).eval()
     theirs.load_state_dict(state)
     return ours, theirs
 
 
 @settings(max_examples=25, deadline=None)
-@given(configs(), st.integers(0, 10_000), st.booleans())
+@given(configs(), st.integers(0, 10_000), st.sampled_from(sorted(LAYOUTS)))
 @torch.inference_mode()
-def test_hidden_states_and_logits_equal_the_packages_at_every_anchor(config, seed, old):
-    ours, theirs = both(config, seed, old=old)
+def test_hidden_states_and_logits_equal_the_packages_at_every_anchor(config, seed, layout):
+    config = in_words_of(layout, config)
+    ours, theirs = both(config, seed, layout)
     generator = torch.Generator().manual_seed(seed)
     taps = [torch.randn(length, config.taps_size, generator=generator) for length in (23, 40)]
     anchors = [[1, 9, 10, 23], [3, 22, 40]]

@@ -9,9 +9,10 @@ from acceptance import Text, leading_run, walk
 from ddtree import build_tree, tree_round
 from drafter import Drafter, DrafterConfig
 from drafting import Drafting
+from harness_bench import ends_of
 from loading import LoadedDrafter
 from safetensors.torch import load_file
-from target import Head, load_ends
+from target import Head
 from transformers import AutoModelForCausalLM
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "drafter"
@@ -21,7 +22,7 @@ BUDGETS = (4, 7, 16, 64)
 
 @pytest.fixture(scope="module")
 def ends():
-    return load_ends(DATA / "target_hf")
+    return ends_of(DATA / "target_hf")
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import time
 
 import pytest
 from eval_drafter import main as evaluate
-from harness_bench import HARNESS
+from harness_bench import HARNESS, heed_interrupts
 from journal import Journal
 from refusal import Refused
 
-OWN = ("started_at", "ended_at", "matmul_gflops")
+OWN = ("started_at", "ended_at")
 
 
 def command(bench, out, *more):
@@ -49,21 +49,26 @@ def test_any_beginning_of_the_journal_leads_to_the_same_result(share, bench, who
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval_results.json", "progress.jsonl"]
 
 
-def test_a_killed_process_is_taken_up(bench, whole, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_killed_process_is_taken_up(how, bench, whole, tmp_path):
     out, journal = tmp_path / "eval_results.json", tmp_path / "eval_results.journal.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-B", str(HARNESS / "eval_drafter.py"), *command(bench, out)],
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         if journal.exists() and journal.read_bytes().count(b"\n") > 3:
             break
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send_signal(how)
+    said = process.communicate()[1].decode()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert said.splitlines()[-1] == "eval_drafter: interrupted; --resume goes on from here"
     assert not out.exists() and journal.exists()
     assert evaluate(command(bench, out, "--resume")) == 0
     assert numbers(out) == whole[0]

@@ -1,0 +1,66 @@
+"""What the parts of a benchmark share: a clock, alternating rounds, and a line for each goal."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One goal and how near it is. `value` and `goal` are shown as they are; without spaces, for programs."""
+
+    name: str
+    value: str
+    goal: str
+    reached: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value} {self.goal} {'ok' if self.reached else 'short'}"
+
+
+def at_least(name: str, value: float, goal: float) -> Row:
+    """How many times faster: the more the better."""
+    return Row(name, f"{value:.2f}x", f">={goal:g}x", value >= goal)
+
+
+def not_measured(name: str, goal: str) -> Row:
+    """A goal that couldn't be measured here is not reached."""
+    return Row(name, "not_measured", goal, reached=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How things are measured: with all rounds (`full`) or fewer, and by which clock."""
+
+    full: bool = False
+    clock: Callable[[], float] = time.perf_counter
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        began = self.clock()
+        work()
+        return self.clock() - began
+
+    def alternate(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+        """Seconds of each work in each round; a round before them warms up."""
+        found: dict[str, list[float]] = {name: [] for name in works}
+        for turn in range(rounds + 1):
+            for name, work in works.items():
+                spent = self.seconds(work)
+                if turn:
+                    found[name].append(spent)
+        return found
+
+
+def ratio(over: list[float], under: list[float], factor: float = 1.0) -> float:
+    """Median of the rounds' ratios."""
+    return factor * statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def shown(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.1f} s ({min(seconds):.1f}-{max(seconds):.1f})"
