@@ -13,6 +13,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -284,6 +285,7 @@ def main() -> None:
     missing = [tool for tool in ("rsync", "scp", "fincore", "cc", "openssl") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"missing for this benchmark: {' '.join(missing)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # and the hosts are taken down
     scale = 1 if options.full else 5
     os.environ["RF_SIZE"] = "14g" if options.full else "4g"
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
