@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
 import torch
-from conftest import TestHosts
 from tracing import offences, processes, traced
 
 from orchestrator import routes
@@ -29,6 +28,9 @@ from orchestrator.ssh.agent import ask
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.onekey import OneUseKey
 from remote_payload.agent.chunks import CHUNK
+
+if TYPE_CHECKING:
+    from conftest import TestHosts
 
 pytestmark = pytest.mark.hosts
 TENSORS, EACH = 12, 1024 * 1024
