@@ -32,7 +32,6 @@ sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
 
-from orchestrator import routes  # noqa: E402
 from orchestrator.actions import staging  # noqa: E402
 from orchestrator.model import Checkpoint, Host, Job, Timeouts, TransferName  # noqa: E402
 from orchestrator.ssh.agent import ask  # noqa: E402
@@ -88,9 +87,7 @@ class Bench:
             wanted = {key: found[key] for key in ("path", "step", "bytes", "ship_bytes", "identity")}
             checkpoint = Checkpoint(host="train", root=self.root, **wanted)
             began = time.perf_counter()
-            choice, why_not = routes.choose(transfer, staging.ways(source, target, transfer, T), limit_rate)
-            if not choice:
-                sys.exit(f"no way: {why_not}")
+            choice = staging.choose(source, target, transfer, T, limit_rate)
             account = staging.ship(
                 checkpoint, JOB, source, target, T, on_bytes, print, choice=choice, layout=None, limit_rate=limit_rate
             )

@@ -20,10 +20,9 @@ import safetensors.torch
 import torch
 from tracing import offences, processes, traced
 
-from orchestrator import routes
 from orchestrator.actions import staging
 from orchestrator.errors import ConnectionLost, OrchError, Refused, TornCheckpoint, TransferError
-from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts, TransferName
+from orchestrator.model import Checkpoint, Host, Job, Timeouts, TransferName
 from orchestrator.ssh.agent import ask
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.onekey import OneUseKey
@@ -80,7 +79,7 @@ class Boxes:
         with Connections(timeouts) as connections:
             source = staging.End(connection=connections.to(self.train), host=self.train, role="train")
             target = staging.End(connection=connections.to(self.evaluate), host=self.evaluate, role="eval")
-            choice, _ = self.choice(source, target, transfer, limit_rate, timeouts)
+            choice = staging.choose(source, target, transfer, timeouts, limit_rate)
             return staging.ship(
                 self.checkpoint(source, timeouts),
                 JOB,
@@ -93,16 +92,6 @@ class Boxes:
                 layout=None,
                 limit_rate=limit_rate,
             )
-
-    def choice(
-        self,
-        source: staging.End,
-        target: staging.End,
-        transfer: TransferName,
-        limit_rate: int | None,
-        timeouts: Timeouts = PATIENT,
-    ) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-        return routes.choose(transfer, staging.ways(source, target, transfer, timeouts), limit_rate)
 
     def checkpoint(self, source: staging.End, timeouts: Timeouts) -> Checkpoint:
         args = {"root": "/root/moving"}
@@ -276,10 +265,11 @@ def test_where_the_boxes_do_not_reach_each_other_the_tunnel_is_taken_and_said(bo
     with boxes.hosts.unplugged("train", "eval"), Connections(PATIENT) as connections:
         source = staging.End(connection=connections.to(boxes.train), host=boxes.train, role="train")
         target = staging.End(connection=connections.to(boxes.evaluate), host=boxes.evaluate, role="eval")
-        choice, why_not = boxes.choice(source, target, "auto", None)
+        choice = staging.choose(source, target, "auto", PATIENT)
         assert [route.kind for route in choice] == ["tunnel", "relay"]
-        assert "train does not reach eval" in choice[0].why and "no answer within 4 s" in why_not[0]
-        assert boxes.choice(source, target, "direct", None)[0] == ()
+        assert "train does not reach eval" in choice[0].why and "no answer within 4 s" in choice[0].why
+        with pytest.raises(Refused, match=r"train does not reach eval .*no answer within 4 s, tried 3 times"):
+            staging.choose(source, target, "direct", PATIENT)
         boxes.ship()
     boxes.assert_arrived()
 
