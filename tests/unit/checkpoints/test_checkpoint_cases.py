@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from ckpt_files import Shipped, facts, look, put, reasons, records, states, store, touch, training_state, weights, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from remote_payload.agent.errors import AgentError
@@ -34,6 +38,33 @@ def test_order_is_by_integers_and_not_by_text(tmp_path: Path) -> None:
     shipped = Shipped(tmp_path, answer["latest"]["path"], ship="model", identity=answer["latest"]["identity"])
     assert facts(shipped.tensors) == facts(weights(10000))
     assert shipped.account["bytes"] == answer["latest"]["ship_bytes"] < answer["latest"]["bytes"]
+
+
+file_names = st.one_of(
+    st.builds("step{}{}".format, st.sampled_from(["", "_", "-", "=", " "]), st.integers(0, 10**19)),
+    st.builds(
+        "step_{:0{}d}{}".format, st.integers(0, 99), st.integers(1, 9), st.sampled_from(["", "\n", ".tmp", "é", "٣"])
+    ),
+    st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=40),
+)
+
+
+@given(names=st.sets(file_names, min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_folders_are_called_the_highest_whole_step_is_taken(tmp_path: Path, names: set[str]) -> None:
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    original = tmp_path / "original.pt"
+    if not original.exists():
+        put(original, {"model": {"w": torch.ones(1)}})
+    taken = [name for name in names if name not in (".", "..") and len(name.encode()) < 200]
+    for name in taken:
+        (root / name).mkdir(parents=True)
+        os.link(original, root / name / "checkpoint.pt")
+    root.mkdir(exist_ok=True)
+    fitting = [int(found[1]) for name in taken if (found := re.fullmatch(r"step[-_=]?([0-9]{1,18})", name, re.ASCII))]
+    latest = look(root, "step-folders")["latest"]
+    assert (latest and latest["step"]) == (max(fitting) if fitting else None)
 
 
 def test_times_only_warn(tmp_path: Path) -> None:
