@@ -1,5 +1,6 @@
 """Fixtures that several folders of tests share."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "story")]
+sys.path[:0] = [str(HERE), str(HERE / "story"), str(HERE / "unit" / "checkpoints")]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would children
 
 
 @pytest.fixture(scope="session")
