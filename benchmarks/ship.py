@@ -4,15 +4,18 @@ Real OpenSSH hosts in network namespaces (root and Linux), disks in memory. Each
 ssh stream one after the other, in turn; ratios are taken within a round. What orch's time counts: asking both boxes
 for the way, proving, reading with CRC, hashing at both ends, up to the rename. All senders run at the lowest priority,
 as orch always does there: on an idle machine that changes nothing, on a busy one it keeps the comparison fair.
-Default: a fifth of the sizes of --full.
+Default: a fifth of the sizes of --full, at most ten minutes: on a busy machine rounds are left out, and that is said.
+--quick: a twenty-fifth and one round, to see that each row works; its ratios say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,6 @@ sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
 
-from orchestrator import routes  # noqa: E402
 from orchestrator.actions import staging  # noqa: E402
 from orchestrator.model import Checkpoint, Host, Job, Timeouts, TransferName  # noqa: E402
 from orchestrator.ssh.agent import ask  # noqa: E402
@@ -41,6 +43,10 @@ from remote_payload.agent.chunks import CHUNK  # noqa: E402
 MODEL, WHOLE = 750_000_000, 3_750_000_000
 """bytes of --full"""
 WAN_DELAY_MS, WAN_MB = 40, 100
+SECONDS = 570.0
+"""for all of it without --full"""
+SHARE_BESIDE, SHARE_WAN = 0.6, 0.8
+"""of these, when the rounds beside scp and rsync are over, and those over a long way"""
 MAKE = """
 import sys, torch
 model, whole, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -71,6 +77,12 @@ class Bench:
     root: str = "/root/bench"
     evaluate: Host = EVAL
     train: Host = TRAIN
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = SECONDS
+
+    def until(self, share: float) -> float:
+        """When (time.monotonic()) this share of the time is spent."""
+        return self.began + share * self.seconds
 
     def ship(
         self,
@@ -87,9 +99,7 @@ class Bench:
             wanted = {key: found[key] for key in ("path", "step", "bytes", "ship_bytes", "identity")}
             checkpoint = Checkpoint(host="train", root=self.root, **wanted)
             began = time.perf_counter()
-            choice, why_not = routes.choose(transfer, staging.ways(source, target, transfer, T), limit_rate)
-            if not choice:
-                sys.exit(f"no way: {why_not}")
+            choice = staging.choose(source, target, transfer, T, limit_rate)
             account = staging.ship(
                 checkpoint, JOB, source, target, T, on_bytes, print, choice=choice, layout=None, limit_rate=limit_rate
             )
@@ -137,7 +147,7 @@ def against(bench: Bench, rounds: int) -> list[str]:
         "scp, whole file": lambda: bench.from_train(f"{scp} {whole} {eval_host}:copy"),
         "rsync -a, whole file": lambda: bench.from_train(f"{rsync} {whole} {eval_host}:copy"),
     }
-    seconds = rounds_of(commands, rounds)
+    seconds = rounds_of(commands, rounds, bench.until(SHARE_BESIDE))
     ratio = {
         what: statistics.median(a / b for a, b in zip(s, seconds["orch"], strict=True)) for what, s in seconds.items()
     }
@@ -151,15 +161,19 @@ def against(bench: Bench, rounds: int) -> list[str]:
     ]
 
 
-def rounds_of(commands: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def rounds_of(commands: dict[str, Callable[[], float]], rounds: int, until: float) -> dict[str, list[float]]:
+    """Seconds of each command, at least once; no round begins that would not end by `until` if it takes as long."""
     seconds: dict[str, list[float]] = {what: [] for what in commands}
-    for _ in range(rounds):
+    for number in range(rounds):
+        began = time.monotonic()
         for what, run in commands.items():
             seconds[what].append(run())
+        if number + 1 < rounds and 2 * time.monotonic() - began > until:
+            print(f"{number + 1} of {rounds} rounds: there is no time for more")
+            break
     for what, spent in seconds.items():
-        print(
-            f"{what:<32} median {statistics.median(spent):7.2f} s  ({min(spent):.2f} to {max(spent):.2f}, n {rounds})"
-        )
+        span = f"({min(spent):.2f} to {max(spent):.2f}, n {len(spent)})"
+        print(f"{what:<32} median {statistics.median(spent):7.2f} s  {span}", flush=True)
     return seconds
 
 
@@ -190,7 +204,7 @@ def over_a_wan(bench: Bench, wanproxy: Path, rounds: int) -> list[str]:
         "cat | ssh gcm, 80 ms": lambda: bench.from_train(f"cat /root/bench-model.safetensors | {stream} 'cat > copy'"),
     }
     try:
-        seconds = rounds_of(commands, rounds)
+        seconds = rounds_of(commands, rounds, bench.until(SHARE_WAN))
     finally:
         proxy.terminate()
         proxy.wait()
@@ -276,7 +290,9 @@ def resumes(bench: Bench) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="3.75 GB, 0.75 GB of it model")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="3.75 GB, 0.75 GB of it model; takes longer")
+    size.add_argument("--quick", action="store_true", help="150 MB and one round: only to see that each row works")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if os.geteuid() != 0 or sys.platform != "linux":
@@ -284,7 +300,9 @@ def main() -> None:
     missing = [tool for tool in ("rsync", "scp", "fincore", "cc", "openssl") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"missing for this benchmark: {' '.join(missing)}")
-    scale = 1 if options.full else 5
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # and the hosts are taken down
+    scale = 1 if options.full else 25 if options.quick else 5
+    rounds = 1 if options.quick else options.rounds
     os.environ["RF_SIZE"] = "14g" if options.full else "4g"
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
         folder = Path(name)
@@ -294,7 +312,9 @@ def main() -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         hosts.up()
         try:
-            measure(Bench(hosts=hosts, folder=folder, model=MODEL // scale), WHOLE // scale, options.rounds)
+            seconds = math.inf if options.full else SECONDS
+            bench = Bench(hosts=hosts, folder=folder, model=MODEL // scale, seconds=seconds)
+            measure(bench, WHOLE // scale, rounds)
         finally:
             hosts.down()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background without it
-sys.path[:0] = [str(HERE), str(HERE / "story")]
+sys.path[:0] = [str(HERE), str(HERE / "story"), str(HERE / "unit" / "checkpoints")]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would children
 
 
 @pytest.fixture(scope="session")

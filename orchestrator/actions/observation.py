@@ -58,26 +58,29 @@ class HostFacts:
     evaluation: EvalFacts | None
 
 
-def run_question(run: TrainingRun, host: Host, step: int | None = None, torn: Sequence[str] = ()) -> dict[str, Any]:
+def run_question(
+    run: TrainingRun, host: Host, step: int | None = None, torn: Sequence[str] = (), job: Job | None = None
+) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
-    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be.
+    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be; with `job`, one
+    whose model can't be taken out because orch does not read the file is passed over where the job wants the model.
     """
     rule = run.process
     process = None
     if rule is not None:
         named = {"match": rule.match, "pid": rule.pid, "pidfile": rule.pidfile}
         process = {key: value for key, value in named.items() if value is not None}
-    first = run.hosts[0] == host.name
+    saved = {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
+    if job is not None:
+        saved.update(ship=job.ship, model_key=job.model_key)
     return {
         "name": run.name,
         "process": process,
         "log": run.log,
         "progress": run.progress,
         "source": run.source,
-        "checkpoints": {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
-        if first
-        else None,
+        "checkpoints": saved if run.hosts[0] == host.name else None,
     }
 
 
@@ -106,13 +109,14 @@ def observe(
     evaluation: Mapping[str, Any] | None = None,
     step: int | None = None,
     torn: Sequence[str] = (),
+    job: Job | None = None,
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host, step, torn) for run in runs],
+        "runs": [run_question(run, host, step, torn, job) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,

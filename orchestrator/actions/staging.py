@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator import routes
-from orchestrator.errors import TornCheckpoint, TransferError
+from orchestrator.errors import Refused, TornCheckpoint, TransferError
 from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts, TransferName
 from orchestrator.ssh.agent import ask
 from orchestrator.ssh.fleet import on_each
@@ -18,7 +18,20 @@ from orchestrator.ssh.listening import Listening
 from orchestrator.ssh.onekey import OneUseKey, trusted_lines
 from orchestrator.ssh.shipment import TUNNELS, WANTED, End, NoWay, Shipment
 
-__all__ = ["End", "ship", "ways"]
+__all__ = ["End", "choose", "ship", "ways"]
+PATIENT = 12.0
+"""seconds for the training box to reach the evaluation host where nothing else may be taken"""
+
+
+def choose(
+    source: End, target: End, transfer: TransferName, timeouts: Timeouts, limit_rate: int | None = None
+) -> tuple[Route, ...]:
+    """The ways that a shipment may take, the best first. Raises Refused where there is none, saying what was tried."""
+    found, why_not = routes.choose(transfer, ways(source, target, transfer, timeouts), limit_rate)
+    if not found:
+        hint = "transfer: auto in hosts.yaml takes what there is"
+        raise Refused(f"no way to ship: {'; '.join(why_not)}", hint=hint, host=target.name)
+    return found
 
 
 def ways(source: End, target: End, transfer: TransferName, timeouts: Timeouts) -> routes.Ways:
@@ -28,7 +41,11 @@ def ways(source: End, target: End, transfer: TransferName, timeouts: Timeouts) -
     place = (settings.hostname, settings.port) if settings is not None else None
     answers: list[Mapping[str, Any]] = [{}, {}]
     if keys:
-        outcomes = on_each([target, source], lambda end: _reach(end, [place] if end is source else [], timeouts))
+        places = [place] if place is not None and transfer != "tunnel" else []
+        patience = PATIENT if transfer == "direct" else None
+        outcomes = on_each(
+            [target, source], lambda end: _reach(end, places if end is source else [], patience, timeouts)
+        )
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
@@ -45,8 +62,8 @@ def ways(source: End, target: End, transfer: TransferName, timeouts: Timeouts) -
     )
 
 
-def _reach(end: End, places: Sequence[tuple[str, int] | None], timeouts: Timeouts) -> dict[str, Any]:
-    args = {"places": [list(place) for place in places if place is not None]}
+def _reach(end: End, places: Sequence[tuple[str, int]], patience: float | None, timeouts: Timeouts) -> dict[str, Any]:
+    args = {"places": [list(place) for place in places], "patience": patience}
     return ask(end.connection, end.host, "reach", args, role=end.role, timeouts=timeouts)
 
 
@@ -65,10 +82,10 @@ def ship(
 ) -> dict[str, Any]:
     """Bring what the job needs of the checkpoint; what arrives is a Checkpoint there, or nothing is.
 
-    `choice` are the routes to try in order; `on_trouble` hears why one was given up. `on_bytes(done, total)` is called
-    as bytes arrive. Returns the sender's account: bytes, what was sent, stripped prefixes ... Raises TornCheckpoint
-    where a record was damaged, TransferError when the source changed or bytes did not arrive, ConnectionLost, Refused
-    (no space).
+    `choice` are the routes to try in order, at least one; `on_trouble` hears why one was given up. `on_bytes(done,
+    total)` is called as bytes arrive. Returns the sender's account: bytes, what was sent, stripped prefixes ... Raises
+    TornCheckpoint where a record was damaged, TransferError when the source changed or bytes did not arrive,
+    ConnectionLost, Refused (no space).
     """
     question = {
         "root": checkpoint.root,
@@ -81,15 +98,20 @@ def ship(
     }
     keyed = [route for route in choice if route.kind != "relay"]
     relays = [route for route in choice if route.kind == "relay"]
-    trouble = "there is no way"
-    for some in filter(None, (keyed, relays)):
-        try:
-            return _attempt(checkpoint, question, source, target, timeouts, some, on_bytes, on_trouble)
-        except NoWay as error:
-            trouble = str(error)
-            if some is keyed and relays:
-                on_trouble(f"{trouble}; going on through this machine")
-    raise TransferError(trouble, hint="run the command again: it goes on where this one ended")
+
+    def attempt(some: Sequence[Route]) -> dict[str, Any]:
+        return _attempt(checkpoint, question, source, target, timeouts, some, on_bytes, on_trouble)
+
+    try:
+        if keyed and relays:
+            try:
+                return attempt(keyed)
+            except NoWay as error:
+                on_trouble(f"{error}; going on through this machine")
+        return attempt(relays or keyed)
+    except NoWay as error:
+        hint = "run the command again: it goes on where this one ended"
+        raise TransferError(str(error), hint=hint, host=target.name) from None
 
 
 def _attempt(

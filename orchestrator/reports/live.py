@@ -127,7 +127,7 @@ class Live:
                 TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn(), console=self._console
             )
             self._progress.start()
-            self._task = self._progress.add_task(what, total=total)
+            self._task = self._progress.add_task(what, total=total, completed=done)  # what is there is no speed
         assert self._task is not None
         self._progress.update(self._task, completed=done, total=total, description=what)
 

@@ -5,6 +5,7 @@ Bytes pass here only where the route is the relay; else a round is a few words, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from orchestrator.ssh.tunnel import Tunnel
 WANTED = frozenset({"ready", "opened", "missing"})
 TUNNELS = 2
 """connections of this machine to the training box, which the shipment's own share"""
+AGAIN = 3
+"""how often the last way that is left is tried while its connections bring nothing"""
+PAUSE = 2.0
+"""seconds between those tries"""
 Missing = list[list[int]]
 """first and last number of each run of chunks"""
 
@@ -71,14 +76,15 @@ class Shipment:
         Returns the sender's account. Raises NoWay, or what an agent reports.
         """
         for route in choice:
+            last = route is choice[-1]
             if not missing:
                 break
             try:
                 with self._opened(route) as way:
-                    missing, trouble = self._rounds(missing, way)
+                    missing, trouble = self._rounds(missing, way, AGAIN if last else 1)
             except NoWay as error:
                 trouble = str(error)
-            if missing and route is choice[-1]:
+            if missing and last:
                 raise NoWay(f"{route.kind}: {trouble}")
             if missing:
                 on_trouble(f"{route.kind}: {trouble}; going on another way")
@@ -128,17 +134,26 @@ class Shipment:
             raise NoWay(error.message) from None
         return tuple(("127.0.0.1", tunnel.port) for tunnel in found)
 
-    def _rounds(self, missing: Missing, way: Mapping[str, Any]) -> tuple[Missing, str]:
-        """Send until nothing is missing, or a round brought nothing. Returns what is missing still, and why."""
-        trouble = ""
+    def _rounds(self, missing: Missing, way: Mapping[str, Any], tries: int) -> tuple[Missing, str]:
+        """Send until nothing is missing, or so many rounds in a row brought nothing because connections failed.
+
+        Returns what is missing still, and why.
+        """
+        failed = 0
         while missing:
             ended = self._relayed(missing) if way["kind"] == "relay" else self._sent(missing, way)
-            trouble = "; ".join(dict.fromkeys(ended["problems"])) or "nothing of what was sent arrived whole"
             now: Missing = self.heard.expect("missing")
-            if now == missing:
-                break
-            missing = now
-        return missing, trouble
+            if now != missing:
+                missing, failed = now, 0
+                continue
+            failed += 1
+            if not ended["problems"]:
+                return missing, "nothing of what was sent arrived whole"
+            if failed == tries:
+                said = "; ".join(dict.fromkeys(ended["problems"]))
+                return missing, said + (f", tried {failed} times" if failed > 1 else "")
+            time.sleep(PAUSE)
+        return missing, ""
 
     def _sent(self, missing: Missing, way: Mapping[str, Any]) -> dict[str, Any]:
         self.sender.tell({"missing": missing, "way": way})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, routes
+from orchestrator import config
 from orchestrator import plan as planning
 from orchestrator.actions import harness, runs, staging, torn, training
 from orchestrator.actions.harness import FileDiff
@@ -188,12 +188,8 @@ def _ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.
 def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
     """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
     transfer = scene.run.transfer or scene.inventory.transfer
-    ways = staging.ways(*_ends(scene, connections), transfer, scene.inventory.timeouts)
-    choice, why_not = routes.choose(transfer, ways, scene.run.limit_rate)
-    if not choice:
-        hint = "transfer: auto in hosts.yaml takes what there is"
-        raise Refused(f"no way to ship: {'; '.join(why_not)}", hint=hint, host=scene.evaluate.name)
-    return choice
+    source, target = _ends(scene, connections)
+    return staging.choose(source, target, transfer, scene.inventory.timeouts, scene.run.limit_rate)
 
 
 def _act(

@@ -21,6 +21,7 @@ class Look:
     runs: tuple[TrainingRun, ...] = ()
     """training runs on this host"""
     job: Job | None = None
+    """the one to prepare for on an evaluation host; with `runs`, the one that will get the checkpoint"""
     local: Harness | None = None
     """with `job`: the local harness to hold the host's against"""
     digest: bool = False
@@ -53,6 +54,7 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             evaluation=evaluation,
             step=look.step,
             torn=known_torn,
+            job=look.job,
             sample=look.sample,
         )
 

@@ -131,19 +131,33 @@ def _without(text: bytes, identity: str) -> bytes:
 
 
 def _cut(text: bytes, unwanted: Callable[[Dict[str, str]], bool]) -> Tuple[bytes, List[Dict[str, str]]]:
-    """The file without some of our lines, and with the line end that it lacked before lacking again."""
+    """The file without some of our lines, and with the line end that it lacked before lacking again.
+
+    What a line knew that goes before another one of ours (the file lacked a line end, or was not there) is handed on.
+    """
     kept: List[bytes] = []
     gone: List[Dict[str, str]] = []
-    lines = re.findall(rb"[^\n]*\n|[^\n]+", text)
-    for number, line in enumerate(lines, 1):
+    joined, made = False, ""
+    for line in re.findall(rb"[^\n]*\n|[^\n]+", text):
         note = _read_note(line.rstrip(b"\n"))
-        if note is None or not unwanted(note):
-            kept.append(line)
+        if note is not None and unwanted(note):
+            gone.append(note)
+            joined, made = joined or bool(note["joined"]), made or note["made"]
             continue
-        gone.append(note)
-        if note["joined"] and kept and number == len(lines):
-            kept[-1] = kept[-1][:-1]
+        if note is not None:
+            line = _noted(line, "joined:1" if joined and not note["joined"] else "")
+            line = _noted(line, "made:" + made if made and not note["made"] else "")
+            made = ""
+        joined = False
+        kept.append(line)
+    if joined and kept:
+        kept[-1] = kept[-1][:-1]
     return b"".join(kept), gone
+
+
+def _noted(line: bytes, more: str) -> bytes:
+    """One of our lines with something more in its comment."""
+    return line.rstrip(b"\n") + b"," + more.encode("ascii") + b"\n" if more else line
 
 
 def _take_away(unwanted: Callable[[Dict[str, str]], bool]) -> None:
@@ -155,7 +169,7 @@ def _take_away(unwanted: Callable[[Dict[str, str]], bool]) -> None:
         return None if made and not text else text
 
     _change(change)
-    if made == ["folder"]:
+    if "folder" in made:
         try:
             os.rmdir(os.path.dirname(path()))
         except OSError:

@@ -90,9 +90,12 @@ def tree(digests: Iterable[bytes]) -> str:
     return whole.hexdigest()
 
 
-def frame(index: int, data: memoryview) -> Tuple[bytes, bytes]:
-    """What goes before a chunk's bytes and what behind them."""
-    return _HEAD.pack(_MARK, index, len(data)), hashlib.sha256(data).digest()
+def frame(number: int, parts: Sequence[memoryview]) -> Tuple[bytes, bytes]:
+    """What goes before a chunk's bytes, which are given in parts, and what behind them."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return _HEAD.pack(_MARK, number, sum(map(len, parts))), digest.digest()
 
 
 class Frames:

@@ -72,6 +72,10 @@ class Doors:
             entered, self._entered = self._entered, None
             if entered is not None:
                 authorizedkeys.remove(self._asked["id"])
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept: that keeps a closed socket open
+        except OSError:
+            pass  # shut before
         self._socket.close()
 
     def _enter(self, addresses: List[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from remote_payload.agent.tensors import Tensor
 from remote_payload.agent.torchfile import TorchFile
 from remote_payload.agent.unpickler import Made
-from remote_payload.agent.verdicts import Refusal
+from remote_payload.agent.verdicts import Hostile, Refusal
 
 MODEL_KEYS = ("model", "state_dict", "model_state_dict", "draft_state_dict", "module")
 CONFIG_KEYS = ("config", "model_args", "args", "hyper_parameters")
@@ -139,7 +139,7 @@ def _flatten(mapping: Dict[Any, Any]) -> Tuple[Dict[str, Tensor], List[str]]:
         elif inner is not None:
             looked_at += len(inner)
             if depth >= MAX_DEPTH or looked_at > MAX_VALUES or len(flat) > MAX_TENSORS:
-                raise Refusal("a model nested or filled without end")
+                raise Hostile("a model nested or filled without end")
             for key, item in reversed(list(inner.items())):
                 if not isinstance(key, (str, int)):
                     raise Refusal("a part of the model is named by a %s, below %r" % (type(key).__name__, prefix))

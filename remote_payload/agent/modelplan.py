@@ -7,7 +7,7 @@ from remote_payload.agent.modeldict import Model, config_of, find_model
 from remote_payload.agent.safetensors_file import write_header
 from remote_payload.agent.tensors import Tensor
 from remote_payload.agent.torchfile import TorchFile
-from remote_payload.agent.verdicts import Refusal
+from remote_payload.agent.verdicts import Hostile, Refusal
 
 MAX_GROWTH = 16
 """times the file's size that its model may have: a view that repeats a byte can claim any size"""
@@ -65,7 +65,7 @@ def _check_tensors(tensors: Dict[str, Tensor], file_size: int) -> None:
             raise Refusal("a tensor can't be named %r in safetensors" % name)
     total = sum(tensor.size for tensor in tensors.values())
     if total > MAX_GROWTH * (file_size + 1024 * 1024):
-        raise Refusal("its views claim %d bytes, more than %d times the file" % (total, MAX_GROWTH))
+        raise Hostile("its views claim %d bytes, more than %d times the file" % (total, MAX_GROWTH))
 
 
 def _metadata(torch: TorchFile, model: Model, aliases: Dict[str, str], source: str) -> Dict[str, str]:

@@ -45,6 +45,8 @@ class Proof:
         self.model_key: Optional[str] = None
         self.refused = ""
         """why the model can't be shipped by itself"""
+        self.unread = False
+        """whether that is because orch does not read the file: it is of another make than torch.save's"""
         self.hint = ""
         """what to type to make it shippable"""
         self.warnings: List[str] = []
@@ -68,7 +70,7 @@ def torch_proof(tree: Tree, path: str, model_key: Optional[str] = None) -> Proof
         torch = TorchFile(file)
     except Refusal as refusal:
         proof = Proof(_stamp_identity([member]), [member], file.mtime, file.size)
-        proof.refused = str(refusal)
+        proof.refused, proof.unread = str(refusal), True
         return proof
     except BaseException:
         file.close()

@@ -7,8 +7,8 @@ from remote_payload.agent.scan import scan
 
 
 def scan_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args: root, layout, training_alive, step where only that one is asked for, and torn: identities that are known
-    to be. See `scan`."""
+    """args: root, layout, training_alive, step where only that one is asked for, torn: identities that are known to
+    be, ship and model_key of the job that is meant. See `scan`."""
     return scan(
         str(args["root"]),
         layout=args.get("layout"),
@@ -16,4 +16,6 @@ def scan_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         now=time.time(),
         step=args.get("step"),
         torn=args.get("torn") or (),
+        ship=args.get("ship"),
+        model_key=args.get("model_key"),
     )

@@ -163,6 +163,8 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
         now=time.time(),
         step=saved.get("step"),
         torn=saved.get("torn") or (),
+        ship=saved.get("ship"),
+        model_key=saved.get("model_key"),
     )
 
 

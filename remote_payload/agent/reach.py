@@ -8,16 +8,19 @@ from typing import Any, Dict
 
 PATIENCE = 4.0
 """seconds for an address to answer"""
+PAUSE = 0.5
+"""seconds between two tries: a way that was cut a moment ago may say at first that it leads nowhere"""
 _HELLO = b"SSH-2.0-orch_probe\r\n"
 
 
 def reach_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"places": [[address, port]]}. Answers {"ssh": path or None, "memory_files": bool, "connection": the four
-    words of SSH_CONNECTION, "places": [{"address", "port", "rtt", "from"} or {"address", "port", "error"}]}, tried in
-    their order up to the first that answers. Nothing is sent but a greeting."""
+    """args {"places": [[address, port]], "patience": seconds for each, PATIENCE where it is missing}. Answers {"ssh":
+    path or None, "memory_files": bool, "connection": the four words of SSH_CONNECTION, "places": [{"address", "port",
+    "rtt", "from"} or {"address", "port", "error"}]}, tried in their order up to the first that answers. Nothing is sent
+    but a greeting."""
     tried = []
     for address, port in args.get("places", []):
-        tried.append(_try(str(address), int(port)))
+        tried.append(_reached(str(address), int(port), float(args.get("patience") or PATIENCE)))
         if "error" not in tried[-1]:
             break
     return {
@@ -26,6 +29,21 @@ def reach_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         "connection": os.environ.get("SSH_CONNECTION", "").split(),
         "places": tried,
     }
+
+
+def _reached(address: str, port: int, patience: float) -> Dict[str, Any]:
+    """One place, tried again and again until it answers or patience is at its end; the error says how often."""
+    until = time.monotonic() + patience
+    count = 0
+    while True:
+        count += 1
+        place = _try(address, port)
+        if "error" not in place or time.monotonic() + PAUSE >= until:
+            break
+        time.sleep(PAUSE)
+    if "error" in place and count > 1:
+        place["error"] += ", tried %d times" % count
+    return place
 
 
 def _try(address: str, port: int) -> Dict[str, Any]:

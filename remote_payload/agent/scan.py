@@ -6,14 +6,14 @@ proves, never a quiet period.
 
 import os
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.agent import layouts
 from remote_payload.agent.layouts.base import Found, Layout
 from remote_payload.agent.openby import someone_writes
 from remote_payload.agent.proofs import Proof
 from remote_payload.agent.tree import Tree, join
-from remote_payload.agent.verdicts import Refusal, Torn
+from remote_payload.agent.verdicts import Hostile, Refusal, Torn
 
 YOUNG = 120.0
 """seconds: an unproven newest checkpoint younger than this is being written, where training lives"""
@@ -38,6 +38,8 @@ class Judged:
         self.looked_at: Stamps = ()
         self.modified_at = 0.0
         self.step: Optional[int] = None
+        self.needed = 0
+        self.problem: Optional[Refusal] = None
 
     def row(self) -> Dict[str, Any]:
         """As CONTRACT.md's `candidates` has it."""
@@ -53,10 +55,14 @@ def scan(
     now: float,
     step: Optional[int] = None,
     torn: Sequence[str] = (),
+    ship: Optional[str] = None,
+    model_key: Optional[str] = None,
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
     `torn` names identities whose records are known not to fit their CRC: a proof from structure can't see that.
+    `ship` and `model_key` are those of the job that will get it: with "model" a file that orch does not read is passed
+    over, as it can't be that.
     Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
@@ -73,26 +79,80 @@ def scan(
     answer["layout"] = run.layout.name
     warnings: List[str] = answer["warnings"]
     wanted = [found for found in run.findings.found if step is None or found.step == step]
-    judged, proof = _judge_all(tree, run.layout, list(reversed(wanted)), torn)
+    judge = _Judge(tree, run.layout, torn, ship, model_key)
+    judged, proof = _judge_all(judge, list(reversed(wanted)))
     try:
         _tell_writing_from_torn(tree, judged, training_alive, now)
         if proof is not None:
             latest = next(one for one in judged if one.state == "complete")
-            answer["latest"] = _latest(tree, latest, proof, now, warnings)
+            answer["latest"] = _latest(latest, proof, now, warnings)
     finally:
         if proof is not None:
             proof.close()
     warnings.extend(_about_order(judged))
     warnings.extend(_about_links(tree, run.folder))
-    warnings.extend("%s: %s" % (one.found.path, one.reason) for one in judged if "permission" in one.reason)
+    told = [one for one in judged if one.state == "ignored" and (one.problem or "permission" in one.reason)]
+    warnings.extend("%s: %s" % (one.found.path, one.reason) for one in told)
     ignored = [{"path": path, "step": None, "state": "ignored", "reason": why} for path, why in run.findings.ignored]
     answer["candidates"] = ([one.row() for one in judged] + ignored)[:LISTED]
     return answer
 
 
-def _judge_all(
-    tree: Tree, layout: Layout, newest_first: List[Found], torn: Sequence[str]
-) -> Tuple[List[Judged], Optional[Proof]]:
+class _Judge(NamedTuple):
+    """What candidates are held against; see `scan`."""
+
+    tree: Tree
+    layout: Layout
+    torn: Sequence[str]
+    ship: Optional[str]
+    model_key: Optional[str]
+
+    def proof(self, one: Judged) -> Optional[Proof]:
+        """The proof of a complete candidate; else None, with state and reason set (state "" for one not yet told)."""
+        try:
+            proof = self.layout.prove(self.tree, one.found.path)
+        except Torn as problem:
+            one.reason = str(problem)
+            return None
+        except Refusal as problem:
+            one.state, one.reason = "ignored", str(problem)
+            return None
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            one.state = "ignored"
+            one.reason = (
+                "removed while it was looked at" if gone else "can't be read: %s" % (error.strerror or "").lower()
+            )
+            return None
+        if proof.changed():
+            one.reason = "it changed while it was looked at"
+        elif proof.identity in self.torn:
+            one.state, one.reason = "torn", "it did not fit its CRC or its directory when it was shipped"
+        else:
+            one.state, one.step, one.modified_at = "complete", proof.step, proof.modified_at
+            return proof
+        proof.close()
+        return None
+
+    def takes(self, one: Judged, proof: Proof) -> bool:
+        """Whether a complete candidate can be what is wanted; says how many bytes of it are needed, or why not."""
+        from remote_payload.agent.stream import ship_bytes
+
+        one.needed = proof.total
+        if self.ship == "whole":
+            return True
+        try:
+            one.needed = ship_bytes(self.tree, one.found.path, proof, self.model_key)
+        except Refusal as problem:
+            one.problem = problem
+        if self.ship != "model" or not isinstance(one.problem, Hostile):
+            return True
+        one.state = "ignored"
+        one.reason = "orch does not read it: %s (`ship: whole` sends it as it is)" % one.problem
+        return False
+
+
+def _judge_all(judge: _Judge, newest_first: List[Found]) -> Tuple[List[Judged], Optional[Proof]]:
     """Every candidate down to the first complete one, whose proof is kept open; older ones while there is time."""
     judged: List[Judged] = []
     latest: Optional[Proof] = None
@@ -100,45 +160,18 @@ def _judge_all(
     for found in newest_first:
         one = Judged(found)
         judged.append(one)
-        one.looked_at, one.modified_at = _look(tree, found.path)
+        one.looked_at, one.modified_at = _look(judge.tree, found.path)
         if latest is not None and time.monotonic() > deadline:
             one.state, one.reason = "ignored", "older than the latest complete one; not looked into"
             continue
-        proof = _judge(tree, layout, one, torn)
+        proof = judge.proof(one)
         if proof is None:
             continue
-        if latest is None:
+        if latest is None and judge.takes(one, proof):
             latest, deadline = proof, time.monotonic() + OLDER
         else:
             proof.close()
     return judged, latest
-
-
-def _judge(tree: Tree, layout: Layout, one: Judged, torn: Sequence[str]) -> Optional[Proof]:
-    """The proof of a complete candidate; else None, with state and reason set (state "" for one not yet told)."""
-    try:
-        proof = layout.prove(tree, one.found.path)
-    except Torn as problem:
-        one.reason = str(problem)
-        return None
-    except Refusal as problem:
-        one.state, one.reason = "ignored", str(problem)
-        return None
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        one.state = "ignored"
-        one.reason = "removed while it was looked at" if gone else "can't be read: %s" % (error.strerror or "").lower()
-        return None
-    if proof.changed():
-        one.reason = "it changed while it was looked at"
-        proof.close()
-        return None
-    if proof.identity in torn:
-        one.state, one.reason = "torn", "a record of it did not fit its CRC when it was shipped"
-        proof.close()
-        return None
-    one.state, one.step, one.modified_at = "complete", proof.step, proof.modified_at
-    return proof
 
 
 def _tell_writing_from_torn(tree: Tree, judged: List[Judged], training_alive: bool, now: float) -> None:
@@ -181,27 +214,22 @@ def _files(tree: Tree, path: str) -> List[str]:
         return []
 
 
-def _latest(tree: Tree, one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[str, Any]:
-    from remote_payload.agent.stream import ship_bytes
-
+def _latest(one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[str, Any]:
     step = one.step if one.step is not None else one.found.step
     if one.step is not None and one.found.step is not None and one.step != one.found.step:
         warnings.append("%s holds step %d, not %d as its name says" % (one.found.path, one.step, one.found.step))
     if step is None:
         warnings.append("%s names no step, neither in its name nor inside; shown as 0" % one.found.path)
     warnings.extend(proof.warnings)
-    try:
-        needed = ship_bytes(tree, one.found.path, proof)
-    except Refusal as problem:
-        needed = proof.total
+    if one.problem is not None:
         hint = ". Try: %s" % proof.hint if proof.hint else ""
-        one.reason = "complete, but its model can't be taken out: %s" % problem
+        one.reason = "complete, but its model can't be taken out: %s" % one.problem
         warnings.append("%s is %s%s" % (one.found.path, one.reason, hint))
     return {
         "path": one.found.path,
         "step": step or 0,
         "bytes": proof.total,
-        "ship_bytes": needed,
+        "ship_bytes": one.needed,
         "identity": proof.identity,
         "age_s": max(0.0, round(now - proof.modified_at, 3)),
         "modified_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(proof.modified_at)),

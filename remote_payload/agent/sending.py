@@ -7,7 +7,7 @@ this process and ending with it. What was lost on the way is asked for again: th
 import queue
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from remote_payload.agent import chunks
 from remote_payload.agent.chunks import Chunk
@@ -17,6 +17,8 @@ from remote_payload.agent.wire import CHUNK as PIECE
 
 WAITING = 2
 """chunks read ahead of the connections"""
+MOST_PARTS = 16
+"""pieces of a chunk that are written one by one; more of them, of small tensors, are joined first"""
 
 
 def send_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
@@ -98,9 +100,9 @@ class Way:
         for thread in self._threads:
             thread.start()
 
-    def put(self, index: int, data: memoryview) -> bool:
+    def put(self, number: int, parts: Sequence[memoryview]) -> bool:
         """Hand over a chunk; blocks while all lanes are busy. False once every lane is dead."""
-        return self._put((index, data))
+        return self._put((number, parts))
 
     def finish(self) -> List[str]:
         """Let the lanes send what they have and end. Returns why lanes died; what they carried may not have arrived."""
@@ -125,12 +127,12 @@ class Way:
             item = self._queue.get()
             if item is None:
                 break
-            index, data = item
+            number, parts = item
             try:
-                before, behind = chunks.frame(index, data)
-                for part in (before, data, behind):
-                    lane.write(memoryview(part))
-                self.digests[index] = behind
+                before, behind = chunks.frame(number, parts)
+                for part in (memoryview(before), *parts, memoryview(behind)):
+                    lane.write(part)
+                self.digests[number] = behind
             except OSError as error:
                 problem = error.strerror or str(error)
                 break
@@ -155,8 +157,8 @@ class Sender:
         """These chunks (numbers, ascending), by this way. Raises AgentError where the source is torn or changed."""
         began, sent = time.monotonic(), 0
         try:
-            for chunk, data in self._filled(missing):
-                if not way.put(chunk.number, data):
+            for chunk, parts in self._filled(missing):
+                if not way.put(chunk.number, parts):
                     break
                 sent += chunk.size
                 if self._limit_rate:
@@ -167,21 +169,22 @@ class Sender:
         self._bytes += sent
         return {"sent": sent, "problems": problems}
 
-    def _filled(self, missing: Sequence[int]) -> Iterator[Any]:
-        """(chunk, its bytes) for each, read in one pass over the source."""
+    def _filled(self, missing: Sequence[int]) -> Iterator[Tuple[Chunk, Sequence[memoryview]]]:
+        """Each chunk with its bytes, as they were read, in one pass over the source."""
         order = iter(missing)
         chunk: Optional[Chunk] = None
-        data = bytearray()
+        parts: List[memoryview] = []
+        lacking = 0
         for _, piece in self._source.pieces(chunks.spans(self.chunks, missing)):
             while piece:
                 if chunk is None:
                     chunk = self.chunks[next(order)]
-                    data = bytearray()
-                taken = piece[: chunk.size - len(data)]
-                data += taken
-                piece = piece[len(taken) :]
-                if len(data) == chunk.size:
-                    yield chunk, memoryview(data)
+                    parts, lacking = [], chunk.size
+                parts.append(piece[:lacking])
+                piece = piece[len(parts[-1]) :]
+                lacking -= len(parts[-1])
+                if not lacking:
+                    yield chunk, parts if len(parts) <= MOST_PARTS else [memoryview(b"".join(parts))]
                     chunk = None
 
     def account(self) -> Dict[str, Any]:

@@ -18,7 +18,7 @@ from remote_payload.agent.proofs import Member, Proof, whole_members
 from remote_payload.agent.tensors import Tensor
 from remote_payload.agent.torchfile import Extent, TorchFile
 from remote_payload.agent.tree import Tree
-from remote_payload.agent.verdicts import Refusal, Torn
+from remote_payload.agent.verdicts import Hostile, Refusal, Torn
 from remote_payload.agent.wire import CHUNK
 
 MODEL_FILE = "model.safetensors"
@@ -68,8 +68,8 @@ class Source:
             yield from _wanted(self._units(), wanted)
         except Torn as problem:
             raise self._void(str(problem), "torn") from None
-        except Refusal as problem:
-            raise self._void(str(problem)) from None
+        except Refusal as problem:  # its directory hid what a record's own header says
+            raise self._void(str(problem), "torn") from None
         except OSError as error:
             raise self._void("it can't be read: %s" % error.strerror) from None
         if self.changed():
@@ -148,9 +148,10 @@ def open_source(
 
 
 def ship_bytes(tree: Tree, path: str, proof: Proof, model_key: Optional[str] = None) -> int:
-    """Bytes that evaluation needs of a proven checkpoint. Raises Refusal where its model can't be taken out."""
+    """Bytes that evaluation needs of a proven checkpoint. Raises Refusal where its model can't be taken out, and of
+    these Hostile where that lies in the file and not in what is asked of it."""
     if proof.refused:
-        raise Refusal(proof.refused)
+        raise (Hostile if proof.unread else Refusal)(proof.refused)
     if proof.torch is None:
         return sum(member.file.size for member in proof.members)
     return Plan(proof.torch, model_key or proof.model_key, _source_name(tree, path)).size

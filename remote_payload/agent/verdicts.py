@@ -7,3 +7,7 @@ class Torn(Exception):
 
 class Refusal(Exception):
     """The file may be whole, but orch won't read it: hostile, damaged on purpose, or of a kind it doesn't know."""
+
+
+class Hostile(Refusal):
+    """A claim that no training run's file makes: to be larger, deeper or longer than it can be."""

@@ -5,163 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
-import safetensors.torch
 import torch
-from conftest import TestHosts
+from moving import EACH, PATIENT, QUICK, TENSORS, Boxes, resumed
 from tracing import offences, processes, traced
 
-from orchestrator import routes
 from orchestrator.actions import staging
 from orchestrator.errors import ConnectionLost, OrchError, Refused, TornCheckpoint, TransferError
-from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts, TransferName
-from orchestrator.ssh.agent import ask
+from orchestrator.model import TransferName
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.onekey import OneUseKey
-from remote_payload.agent.chunks import CHUNK
+
+if TYPE_CHECKING:
+    from conftest import TestHosts
 
 pytestmark = pytest.mark.hosts
-TENSORS, EACH = 12, 1024 * 1024
-SLOW = 12_000_000
-"""bytes a second: 50 MB take four seconds, time enough to cut something"""
-PATIENT = Timeouts()
-"""also where the test machine is busy: what orch runs on a training box comes last there"""
-QUICK = Timeouts(heartbeat=1.0, dead=8.0, agent_dead=9.0)
-"""for what is cut"""
-JOB = Job(name="job", path=Path("job.yaml"), harness_local=Path(), harness_remote="eval", command=("true",))
-
-
-@dataclass
-class Boxes:
-    """A training box with one checkpoint, an evaluation box, and what a shipment between them needs."""
-
-    hosts: TestHosts
-    model: dict[str, torch.Tensor]
-    train: Host = field(
-        default_factory=lambda: Host(name="train", ssh="root@train", roles=frozenset({"train"}), python=sys.executable)
-    )
-    evaluate: Host = field(
-        default_factory=lambda: Host(name="eval", ssh="root@eval", roles=frozenset({"eval"}), python=sys.executable)
-    )
-    troubles: list[str] = field(default_factory=list)
-
-    def home(self, name: str) -> Path:
-        return self.hosts.state / name / "fs" / "p" / "root"
-
-    @property
-    def arrived(self) -> Path:
-        return self.home("eval") / "orch" / "checkpoints"
-
-    @property
-    def keys(self) -> Path:
-        return self.home("eval") / ".ssh" / "authorized_keys"
-
-    def ship(
-        self,
-        transfer: TransferName = "auto",
-        *,
-        limit_rate: int | None = None,
-        on_bytes: Callable[[int, int], None] = lambda done, total: None,
-        timeouts: Timeouts = PATIENT,
-    ) -> dict[str, Any]:
-        """What eval-latest does between its plan and its launch. Returns the sender's account."""
-        with Connections(timeouts) as connections:
-            source = staging.End(connection=connections.to(self.train), host=self.train, role="train")
-            target = staging.End(connection=connections.to(self.evaluate), host=self.evaluate, role="eval")
-            choice, _ = self.choice(source, target, transfer, limit_rate, timeouts)
-            return staging.ship(
-                self.checkpoint(source, timeouts),
-                JOB,
-                source,
-                target,
-                timeouts,
-                on_bytes,
-                self.troubles.append,
-                choice=choice,
-                layout=None,
-                limit_rate=limit_rate,
-            )
-
-    def choice(
-        self,
-        source: staging.End,
-        target: staging.End,
-        transfer: TransferName,
-        limit_rate: int | None,
-        timeouts: Timeouts = PATIENT,
-    ) -> tuple[tuple[Route, ...], tuple[str, ...]]:
-        return routes.choose(transfer, staging.ways(source, target, transfer, timeouts), limit_rate)
-
-    def checkpoint(self, source: staging.End, timeouts: Timeouts) -> Checkpoint:
-        args = {"root": "/root/moving"}
-        found = ask(source.connection, source.host, "scan", args, role="train", timeouts=timeouts)["latest"]
-        wanted = {key: found[key] for key in ("path", "step", "bytes", "ship_bytes", "identity")}
-        return Checkpoint(host="train", root="/root/moving", **wanted)
-
-    def assert_arrived(self) -> None:
-        """The model lies there, bit for bit, and nothing is left of the shipment."""
-        (folder,) = list(self.arrived.iterdir())
-        assert not folder.name.startswith(".")
-        found = safetensors.torch.load_file(folder / "model.safetensors")
-        assert found.keys() == self.model.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in self.model.items())
-
-    def running(self, host: str) -> list[str]:
-        """Command lines of what orch started there: agents, and connections that they started."""
-        said = self.hosts.sh(host, "ps -eo pid=,args=", check=False).stdout.splitlines()
-        return [line for line in said if " -I -S -B -c" in line or "ssh -F none" in line]
-
-    def wait_until_quiet(self, host: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while left := self.running(host):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
-
-    def start(self, transfer: TransferName) -> Shipping:
-        shipping = Shipping(self, transfer)
-        shipping.start()
-        return shipping
-
-
-class Shipping(threading.Thread):
-    """A slow shipment under way, for cutting."""
-
-    def __init__(self, boxes: Boxes, transfer: TransferName) -> None:
-        super().__init__(daemon=True)
-        self._boxes, self._transfer = boxes, transfer
-        self.done, self.total = 0, 0
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._boxes.ship(self._transfer, limit_rate=SLOW, on_bytes=self._moved, timeouts=QUICK)
-        except BaseException as error:
-            self.error = error
-
-    def _moved(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-
-    def until_half(self) -> None:
-        deadline = time.monotonic() + 120
-        while not self.total or self.done < self.total / 2:
-            assert self.is_alive() and time.monotonic() < deadline, self.error
-            time.sleep(0.05)
-
-    def failed(self) -> BaseException:
-        """The error that ended it."""
-        self.join(60)
-        assert self.error is not None
-        return self.error
 
 
 @pytest.fixture
@@ -177,14 +44,6 @@ def boxes(testhosts: TestHosts) -> Iterator[Boxes]:
     testhosts.sh("train", "rm -rf /root/moving")
     testhosts.sh("eval", "rm -rf /root/orch")
     assert built.keys.read_bytes() == before, "authorized_keys is what it was"
-
-
-def resumed(boxes: Boxes, kept: int, transfer: TransferName) -> None:
-    """The same command again sends only what is missing, and at most two chunks more."""
-    account = boxes.ship(transfer)
-    assert account["sent"]["bytes"] <= account["bytes"] - kept + 2 * CHUNK
-    assert account["sent"]["bytes"] < 0.75 * account["bytes"]
-    boxes.assert_arrived()
 
 
 @pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
@@ -274,10 +133,11 @@ def test_where_the_boxes_do_not_reach_each_other_the_tunnel_is_taken_and_said(bo
     with boxes.hosts.unplugged("train", "eval"), Connections(PATIENT) as connections:
         source = staging.End(connection=connections.to(boxes.train), host=boxes.train, role="train")
         target = staging.End(connection=connections.to(boxes.evaluate), host=boxes.evaluate, role="eval")
-        choice, why_not = boxes.choice(source, target, "auto", None)
+        choice = staging.choose(source, target, "auto", PATIENT)
         assert [route.kind for route in choice] == ["tunnel", "relay"]
-        assert "train does not reach eval" in choice[0].why and "no answer within 4 s" in why_not[0]
-        assert boxes.choice(source, target, "direct", None)[0] == ()
+        assert "train does not reach eval" in choice[0].why and "no answer within 4 s" in choice[0].why
+        with pytest.raises(Refused, match=r"train does not reach eval .*no answer within 4 s, tried 3 times"):
+            staging.choose(source, target, "direct", PATIENT)
         boxes.ship()
     boxes.assert_arrived()
 
@@ -322,7 +182,7 @@ import json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
 from pathlib import Path
 from conftest import TestHosts
-from test_moving import Boxes, SLOW
+from moving import SLOW, Boxes
 hosts = TestHosts(prefix=sys.argv[2], network=sys.argv[3], state=Path(sys.argv[4]))
 Boxes(hosts=hosts, model={}).ship(sys.argv[5], limit_rate=SLOW, on_bytes=lambda done, total: print(done, flush=True))
 """
@@ -422,6 +282,52 @@ def test_a_disk_without_room_is_a_clear_error_and_loses_nothing(boxes: Boxes, tr
         assert boxes.hosts.sh("eval", "cat /root/small/y").stdout == "x\n"
     finally:
         boxes.hosts.sh("eval", "umount /root/small && rmdir /root/small")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+def test_a_disk_that_fills_in_the_middle_is_said_and_then_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
+    make = "truncate -s 64m /root/image && mkfs.ext2 -q -F -m 0 /root/image && mkdir -p /root/small"  # promises nothing
+    boxes.hosts.sh("eval", f"{make} && mount -o loop /root/image /root/small && echo x >/root/small/y")
+    boxes.evaluate = replace(boxes.evaluate, workdir="/root/small", keep_free=0)
+    try:
+        shipping = boxes.start(transfer)
+        shipping.until_half()
+        boxes.hosts.sh("eval", "head -c 30m /dev/zero >/root/small/filler", check=False)
+        error = shipping.failed()
+        said = re.search(r"the disk is full; (\d+) of \d+ bytes are kept", str(error))
+        assert isinstance(error, Refused) and said
+        assert boxes.hosts.sh("eval", "cat /root/small/y && rm /root/small/filler").stdout == "x\n"
+        resumed(boxes, int(said[1]), transfer)
+    finally:
+        boxes.hosts.sh("eval", "umount /root/small && rm -r /root/small /root/image")
+
+
+@pytest.mark.parametrize("way", ["removed", "replaced"])
+def test_rotation_while_it_is_on_its_way_is_harmless(boxes: Boxes, way: str) -> None:
+    shipping = boxes.start("direct")
+    shipping.until_half()
+    folder = boxes.home("train") / "moving" / "step_1"
+    if way == "removed":
+        shutil.rmtree(folder)
+    else:
+        torch.save({"model": {}, "step": 1}, folder / "new.pt")
+        os.replace(folder / "new.pt", folder / "checkpoint.pt")
+    shipping.join(60)
+    assert shipping.error is None
+    boxes.assert_arrived()
+
+
+def test_rewriting_in_place_is_noticed_and_the_next_attempt_takes_the_new_save_whole(boxes: Boxes) -> None:
+    shipping = boxes.start("direct")
+    shipping.until_half()
+    boxes.model = {name: tensor + 1 for name, tensor in boxes.model.items()}
+    path = boxes.home("train") / "moving" / "step_1" / "checkpoint.pt"
+    torch.save({"model": boxes.model, "optimizer": torch.zeros(EACH), "step": 1}, path)
+    error = shipping.failed()
+    assert type(error) is TransferError and "changed while it was read" in str(error)
+    boxes.ship("direct")
+    boxes.assert_arrived(cut=1)
 
 
 def test_a_record_that_does_not_fit_its_crc_is_torn_by_every_route(boxes: Boxes) -> None:

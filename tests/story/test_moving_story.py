@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 
 import jsonschema
 from world import Stage
@@ -29,11 +30,27 @@ def test_a_checkpoint_found_torn_while_shipping_is_remembered_and_the_next_older
     assert any("step 120 is torn: record" in warning for warning in report["warnings"])
     after = stage.json("checkpoints", code=0)
     row = next(row for row in after["candidates"] if row["step"] == 120)
-    assert (row["state"], after["latest"]["step"]) == ("torn", 80) and "CRC when it was shipped" in row["reason"]
+    assert (row["state"], after["latest"]["step"]) == ("torn", 80) and "when it was shipped" in row["reason"]
     assert stage.json("status")["runs"][0]["latest"]["step"] == 80
     assert stage.json("eval-latest", "--step", "120", code=3)["error"]["code"] == 3
     remembered = json.loads((stage.folder / "state" / "torn.json").read_text())
     assert [entry["step"] for entry in remembered["checkpoints"].values()] == [120]
+
+
+def test_a_newest_checkpoint_that_orch_does_not_read_gives_way_to_the_next_older_one_and_it_is_said(
+    stage: Stage,
+) -> None:
+    path = stage.train / "checkpoints" / "step_120" / "checkpoint.pt"
+    with zipfile.ZipFile(path) as archive:
+        records = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in records:
+            archive.writestr(name, data)
+    report = stage.json("eval-latest", "--yes")
+    assert (report["run"]["state"], report["run"]["step"]) == ("succeeded", 80)
+    assert any("step_120" in warning and "compressed" in warning for warning in report["warnings"])
+    refused = stage.json("eval-latest", "--step", "120", code=3)["error"]
+    assert "compressed" in refused["message"] and "`ship: whole`" in refused["message"]
 
 
 def test_clean_keeps_the_newest_and_says_what_goes(stage: Stage) -> None:

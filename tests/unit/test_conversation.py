@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.errors import ConfigError, ConnectionLost, RemotePythonError
 from orchestrator.model import Host, Timeouts
-from orchestrator.ssh.agent import ask, why_no_agent
+from orchestrator.ssh.agent import Conversation, ask, why_no_agent
+from orchestrator.ssh.listening import Listening
 from orchestrator.ssh.local import LocalConnection
 from remote_payload.agent import wire
 
@@ -141,6 +142,39 @@ def test_on_a_training_box_the_kernel_lets_no_file_grow(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "File too large" in run.stderr
     assert (tmp_path / "f").stat().st_size == 0
+
+
+CHATTY = """
+import sys
+from remote_payload.agent import wire
+out = open(1, "wb", buffering=0, closefd=False)
+out.write(wire.MARK)
+for number in range({count}):
+    out.write(wire.encode_json({{"progress": {{"received": number, "total": {count}}}}}))
+out.write(wire.encode_json({{"progress": {{"missing": [[1, 2]]}}}}))
+open({mark!r}, "w").close()
+sys.stdin.read()
+"""
+
+
+def test_progress_is_heard_while_nobody_waits_for_it_so_that_the_other_end_never_stands_still(tmp_path: Path) -> None:
+    count, done = 20_000, tmp_path / "done"  # about 1 MB: no pipe holds that
+    code = tmp_path / "chatty.py"
+    code.write_text(CHATTY.format(count=count, mark=str(done)))
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncd {ROOT} && PYTHONPATH={ROOT} exec {sys.executable} {code}\n")
+    python.chmod(0o755)
+    here, heard = host(str(python)), []
+    with Conversation(
+        LocalConnection(here, TIMEOUTS), here, "receive", {}, role="eval", timeouts=TIMEOUTS
+    ) as conversation:
+        listening = Listening(conversation, frozenset({"missing"}), lambda said: heard.append(said["received"]))
+        deadline = time.monotonic() + 20
+        while not done.exists():  # nothing is expected meanwhile, as during a long round
+            assert time.monotonic() < deadline, f"stands still after {len(heard)} messages"
+            time.sleep(0.05)
+        assert listening.expect("missing") == [[1, 2]]
+    assert heard == list(range(count))
 
 
 def test_an_agent_that_lives_but_does_not_answer_is_not_waited_for_without_end(tmp_path: Path) -> None:

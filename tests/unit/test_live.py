@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -35,3 +36,37 @@ def test_no_escape_sequence_reaches_the_terminal(key: str, terminal: bool) -> No
 
 def test_a_count_is_shown() -> None:
     assert "prompts 3/8" in screen({"done": 3, "total": 8, "phase": "prompts"}, terminal=False)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that programs see, to be moved by hand."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
+def test_without_a_terminal_shipping_is_one_line_each_ten_seconds_with_bytes_rate_and_time_left(
+    clock: list[float],
+) -> None:
+    out = io.StringIO()
+    live = Live(Console(file=out, force_terminal=False, width=200), quiet=False)
+    for second in range(25):
+        live.moved(40_000_000 + 2_000_000 * second, 100_000_000)  # 40 MB were there already
+        clock[0] += 1
+    live.moved(100_000_000, 100_000_000)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 3, lines
+    assert lines[0].startswith("shipping 60 MB of 100 MB, 2 MB/s, 20 s left")
+    assert "100" in lines[-1] and "left" not in lines[-1]
+
+
+def test_at_a_terminal_shipping_is_a_bar_with_bytes_rate_and_time_left(clock: list[float]) -> None:
+    out = io.StringIO()
+    live = Live(Console(file=out, force_terminal=True, color_system=None, width=120), quiet=False)
+    for second in range(6):
+        live.moved(2_000_000 * second, 100_000_000)
+        clock[0] += 1
+    live.close()
+    last = next(line for line in reversed(out.getvalue().splitlines()) if "shipping" in line)
+    assert re.search(r"10\.0/100\.0 MB +[\d.]+ .?B/s +\d:\d\d:\d\d", last), last

@@ -11,10 +11,13 @@ from remote_payload.agent.layouts.base import Findings, Layout
 from remote_payload.agent.layouts.dcp import Dcp
 from remote_payload.agent.layouts.deepspeed import DeepSpeed
 from remote_payload.agent.layouts.hf_trainer import HfTrainer
+from remote_payload.agent.layouts.lerobot import LeRobot
 from remote_payload.agent.layouts.lightning import Lightning
 from remote_payload.agent.layouts.megatron import Megatron
+from remote_payload.agent.layouts.nemo import Nemo
 from remote_payload.agent.layouts.orbax import Orbax
 from remote_payload.agent.layouts.pattern import PatternLayout
+from remote_payload.agent.layouts.prime_rl import PrimeRl
 from remote_payload.agent.layouts.safetensors_folder import SafetensorsFolder
 from remote_payload.agent.layouts.single import SingleFile
 from remote_payload.agent.layouts.specforge import SpecForge
@@ -32,7 +35,10 @@ LAYOUTS: Tuple[Layout, ...] = (
     SpecForge(),
     Accelerate(),
     Orbax(),
+    LeRobot(),
     Speculators(),
+    PrimeRl(),
+    Nemo(),
     StepFolders(),
     NumberedTorchFolders(),
     Lightning(),

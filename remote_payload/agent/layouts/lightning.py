@@ -1,6 +1,7 @@
 """Lightning: `epoch=E-step=S.ckpt`, `-vK` of a later run into the same folder, `last.ckpt`.
 
 Ordered by step, then by K. A `last.ckpt` that is a link is never taken: it may point at the best file, or at itself.
+NeMo keeps a file `NAME-unfinished` beside one that is being written.
 """
 
 import re
@@ -42,7 +43,17 @@ class Lightning(Layout):
         return Findings(sorted(found), ignored if found else [])
 
     def prove(self, tree: Tree, path: str) -> Proof:
+        check_finished(tree, path)
         return torch_proof(tree, path, model_key="state_dict")
+
+
+def check_finished(tree: Tree, path: str) -> None:
+    """Raises Torn where NeMo's marker of an unfinished save lies beside."""
+    folder, _, name = path.rpartition("/")
+    stem = name[: -len(".ckpt")] if name.endswith(".ckpt") else name
+    marker = stem + "-unfinished"
+    if marker in tree.names(folder):
+        raise Torn("%s lies beside it: its save is not over, or was killed" % marker)
 
 
 def _version(path: str) -> int:

@@ -59,8 +59,10 @@ def touch(path: Path, when: float = 0) -> Path:
     return path
 
 
-def look(root: Path, layout: str | None = None, *, alive: bool = False, step: int | None = None) -> dict[str, Any]:
-    return scan(str(root), layout=layout, training_alive=alive, now=time.time(), step=step)
+def look(
+    root: Path, layout: str | None = None, *, alive: bool = False, step: int | None = None, **more: Any
+) -> dict[str, Any]:
+    return scan(str(root), layout=layout, training_alive=alive, now=time.time(), step=step, **more)
 
 
 def states(answer: dict[str, Any]) -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from ckpt_files import Shipped, facts, look, put, reasons, records, states, store, touch, training_state, weights, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from remote_payload.agent.errors import AgentError
@@ -34,6 +38,33 @@ def test_order_is_by_integers_and_not_by_text(tmp_path: Path) -> None:
     shipped = Shipped(tmp_path, answer["latest"]["path"], ship="model", identity=answer["latest"]["identity"])
     assert facts(shipped.tensors) == facts(weights(10000))
     assert shipped.account["bytes"] == answer["latest"]["ship_bytes"] < answer["latest"]["bytes"]
+
+
+file_names = st.one_of(
+    st.builds("step{}{}".format, st.sampled_from(["", "_", "-", "=", " "]), st.integers(0, 10**19)),
+    st.builds(
+        "step_{:0{}d}{}".format, st.integers(0, 99), st.integers(1, 9), st.sampled_from(["", "\n", ".tmp", "é", "٣"])
+    ),
+    st.text(st.characters(exclude_characters="/\0", exclude_categories=("Cs",)), min_size=1, max_size=40),
+)
+
+
+@given(names=st.sets(file_names, min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_folders_are_called_the_highest_whole_step_is_taken(tmp_path: Path, names: set[str]) -> None:
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    original = tmp_path / "original.pt"
+    if not original.exists():
+        put(original, {"model": {"w": torch.ones(1)}})
+    taken = [name for name in names if name not in (".", "..") and len(name.encode()) < 200]
+    for name in taken:
+        (root / name).mkdir(parents=True)
+        os.link(original, root / name / "checkpoint.pt")
+    root.mkdir(exist_ok=True)
+    fitting = [int(found[1]) for name in taken if (found := re.fullmatch(r"step[-_=]?([0-9]{1,18})", name, re.ASCII))]
+    latest = look(root, "step-folders")["latest"]
+    assert (latest and latest["step"]) == (max(fitting) if fitting else None)
 
 
 def test_times_only_warn(tmp_path: Path) -> None:
@@ -284,6 +315,57 @@ def test_folders_of_safetensors_are_recognised_by_what_lies_beside(
     answer = look(tmp_path)
     assert (answer["layout"], answer["latest"]["path"]) == (layout, newest)
     assert set(Shipped(tmp_path, newest).files) == {"config.json", "model.safetensors"}
+
+
+def test_prime_rl_weights_are_complete_with_their_marker(tmp_path: Path) -> None:
+    for number, stable in ((10, True), (20, True), (30, False)):
+        folder = tmp_path / "weights" / f"step_{number}"
+        folder.mkdir(parents=True)
+        save_file(weights(number), folder / "model.safetensors")
+        write(folder / "config.json", "{}")
+        if stable:
+            write(folder / "STABLE", "")
+        touch(folder / "model.safetensors")
+    answer = look(tmp_path / "weights")
+    assert (answer["layout"], answer["latest"]["path"]) == ("prime-rl", "step_20")
+    assert "STABLE" in reasons(answer)["step_30"]
+    assert set(Shipped(tmp_path / "weights", "step_20").files) == {"config.json", "model.safetensors"}
+
+
+def test_lerobot_counts_by_value_and_waits_for_its_link(tmp_path: Path) -> None:
+    for name in ("080000", "0100000", "0120000"):  # the run was made longer, and the numbers wider
+        folder = tmp_path / "checkpoints" / name
+        (folder / "pretrained_model").mkdir(parents=True)
+        save_file(weights(int(name)), folder / "pretrained_model" / "model.safetensors")
+        write(folder / "pretrained_model" / "config.json", "{}")
+        put(folder / "training_state" / "optimizer.pt", {"state": torch.zeros(99)})
+        touch(folder / "pretrained_model" / "model.safetensors")
+    (tmp_path / "checkpoints" / "last").symlink_to("0100000")
+    answer = look(tmp_path)
+    assert (answer["layout"], answer["latest"]["path"]) == ("lerobot", "checkpoints/0100000")
+    assert "`last` still points at 0100000" in reasons(answer)["checkpoints/0120000"]
+    shipped = Shipped(tmp_path, "checkpoints/0100000", identity=answer["latest"]["identity"])
+    assert set(shipped.files) == {"config.json", "model.safetensors"}
+    assert facts(shipped.tensors) == facts(weights(100000))
+
+
+def test_nemo_checkpoints_with_their_marker_beside_are_not_finished(tmp_path: Path) -> None:
+    for number in (100, 200):
+        content = {"state_dict": weights(number), "global_step": number, "pytorch-lightning_version": "2"}
+        put(tmp_path / "one" / f"gpt--val_loss=1.5-step={number}-consumed_samples={number}.0-last.ckpt", content)
+        folder = tmp_path / "two" / f"gpt--val_loss=1.5-step={number}-consumed_samples={number}.0-last"
+        write(folder / "weights" / ".metadata", pickle.dumps({}, 2))
+        write(folder / "weights" / "__0_0.distcp", b"x" * 64)
+        write(folder / "context" / "model.yaml", "")
+    for kind, layout, suffix in (("one", "lightning", ".ckpt"), ("two", "nemo", "")):
+        name = "gpt--val_loss=1.5-step=200-consumed_samples=200.0-last"
+        write(tmp_path / kind / f"{name}-unfinished", "")
+        answer = look(tmp_path / kind)
+        assert (answer["layout"], answer["latest"]["step"]) == (layout, 100)
+        assert "unfinished" in reasons(answer)[name + suffix]
+    with pytest.raises(AgentError, match="format_utils"):
+        Shipped(tmp_path / "two", answer["latest"]["path"])
+    assert "weights/__0_0.distcp" in Shipped(tmp_path / "two", answer["latest"]["path"], ship="whole").files
 
 
 def test_a_drafter_state_is_found_in_specforge_training_states(tmp_path: Path) -> None:

@@ -171,6 +171,48 @@ def test_bytes_before_the_archive_are_refused_with_their_number(tmp_path: Path, 
     assert "100 bytes more" in look(tmp_path)["candidates"][0]["reason"]
 
 
+def terabyte(path: Path) -> Path:
+    """A file whose model is one view that repeats four bytes."""
+    storage = b"((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x04tQ"
+    view = b"K\x00\x8a\x06\x00\x00\x00\x00\x00\x01\x85K\x00\x85\x89ccollections\nOrderedDict\n)RtR"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n" + storage + view
+    body = b"\x80\x02}X\x05\x00\x00\x00model}X\x01\x00\x00\x00w" + tensor + b"ss."
+    return store(path, [("checkpoint/data.pkl", body), ("checkpoint/data/0", bytes(16))])
+
+
+@pytest.mark.parametrize("kind", ["deflated", "outside", "endless", "terabyte"])
+def test_a_hostile_newest_one_is_passed_over_where_the_model_is_wanted(tmp_path: Path, whole: Path, kind: str) -> None:
+    path = put(tmp_path / "step_2" / "checkpoint.pt", training_state(2))
+    if kind == "deflated":
+        store(path, records(path), zipfile.ZIP_DEFLATED)
+    elif kind == "outside":
+        store(path, [*records(path), ("../x", b"x")])
+    elif kind == "endless":
+        with_pickle(path, lambda _: b"\x80\x02" + b"]" * 3_000_000 + b".")
+    else:
+        terabyte(path)
+    answer = look(tmp_path, ship="model")
+    row = next(row for row in answer["candidates"] if row["step"] == 2)
+    assert answer["latest"]["step"] == 1 and row["state"] == "ignored"
+    assert "orch does not read it" in row["reason"] and "`ship: whole`" in row["reason"]
+    assert any(row["reason"] in warning for warning in answer["warnings"])
+    assert look(tmp_path, ship="whole")["latest"]["step"] == 2
+    assert look(tmp_path)["latest"]["step"] == 2, "what is asked without a job names the newest, with a warning"
+
+
+def test_a_record_that_its_own_header_calls_otherwise_makes_it_torn_while_it_is_shipped(
+    tmp_path: Path, whole: Path
+) -> None:
+    data = bytearray(whole.read_bytes())
+    at = data.index(b"/data/1", data.index(b"/data/0") + 1)
+    struct.pack_into("<H", data, data.rindex(b"PK\3\4", 0, at) + 8, 8)
+    touch(write(whole, bytes(data)))
+    assert look(tmp_path, ship="model")["latest"]["step"] == 1, "not all headers are read to find the latest one"
+    with pytest.raises(AgentError, match="own header") as torn:
+        Shipped(tmp_path, CHECKPOINT)
+    assert torn.value.kind == "torn"
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_ends_in_an_answer(tmp_path: Path, data: st.DataObject) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -288,17 +289,45 @@ def test_the_oldest_python_of_a_host_gives_the_same_answer(tmp_path: Path) -> No
     assert old[1][0] == new[1][0]
 
 
-def test_a_full_disk_leaves_a_torn_save(tmp_path: Path) -> None:
-    put(tmp_path / "step_1000" / "checkpoint.pt", training_state(1000))
-    path = tmp_path / "step_2000" / "checkpoint.pt"
-    path.parent.mkdir()
-    save = (
-        "import resource, signal, sys, torch; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000));"
-        "torch.save({'model': {str(i): torch.ones(1000) for i in range(100)}}, sys.argv[1])"
-    )
-    done = subprocess.run([sys.executable, "-c", save, str(path)], capture_output=True)
-    assert done.returncode != 0
-    os.utime(path, (time.time() - 9000,) * 2)
-    assert states(look(tmp_path))["step_2000/checkpoint.pt"] == "torn"
-    assert look(tmp_path)["latest"]["step"] == 1000
+SAVE = "import sys, torch; torch.save({'model': {str(i): torch.ones(1000) for i in range(400)}}, sys.argv[1])"
+"""1.6 MB"""
+NO_MORE = (
+    "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (200000, 200000));"
+)
+
+
+@contextmanager
+def small_disk(folder: Path, kind: str) -> Iterator[None]:
+    """A file system of its own at `folder`, of 1 MB."""
+    mount = ["-t", "tmpfs", "-o", "size=1m", "tmpfs"]
+    if kind != "tmpfs":
+        image = folder.with_name("image")
+        with image.open("wb") as file:
+            file.truncate(1 << 20)
+        subprocess.run([f"mkfs.{kind}", "-q", "-F", str(image)], check=True)
+        mount = ["-o", "loop", str(image)]
+    if subprocess.run(["mount", *mount, str(folder)], capture_output=True).returncode:
+        pytest.skip("needs root to mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext2", "a limit"])
+def test_a_full_disk_leaves_a_torn_save(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "root"
+    path = root / "step_2000" / "checkpoint.pt"
+    path.parent.mkdir(parents=True)
+    with nullcontext() if kind == "a limit" else small_disk(path.parent, kind):
+        code = (NO_MORE if kind == "a limit" else "") + SAVE
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+        assert done.returncode != 0 and "unexpected pos" in done.stderr
+        assert path.stat().st_size > 100_000, "it holds what fitted"
+        put(root / "step_1000" / "checkpoint.pt", training_state(1000))
+        assert states(look(root, alive=True))["step_2000/checkpoint.pt"] == "writing", "young, and training lives"
+        os.utime(path, (time.time() - 9000,) * 2)
+        answer = look(root, alive=True)
+        assert (answer["latest"]["step"], states(answer)["step_2000/checkpoint.pt"]) == (1000, "torn")
+        assert "did not reach its end" in reasons(answer)["step_2000/checkpoint.pt"]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from remote_payload.agent import gather
 from remote_payload.agent.errors import AgentError
+from remote_payload.agent.stream import open_source
 from remote_payload.agent.tensors import DTYPES, Storage, Tensor
 
 CHECKPOINT = "step_1/checkpoint.pt"
@@ -250,6 +251,22 @@ def test_any_names_and_sizes_come_back_equal(tmp_path: Path, model: dict[str, An
     }
     if tensors:
         assert facts(ship(tmp_path, tensors).tensors) == facts(tensors)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_part_of_a_shipment_is_what_the_whole_has_there(tmp_path: Path, data: st.DataObject) -> None:
+    if not (tmp_path / CHECKPOINT).exists():
+        put(tmp_path / CHECKPOINT, training_state(1))
+    ship = data.draw(st.sampled_from(["model", "whole"]))
+    source = open_source(str(tmp_path), CHECKPOINT, ship=ship)
+    whole = b"".join(source.chunks())
+    ends = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=8)))
+    ranges = [(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
+    parts = list(source.pieces(ranges))
+    source.close()
+    assert b"".join(bytes(part) for _, part in parts) == b"".join(whole[start:stop] for start, stop in ranges)
+    assert all(whole[at : at + len(part)] == part for at, part in parts)
 
 
 @st.composite

@@ -66,7 +66,7 @@ def shipment(
     frames, digests = [], []
     for chunk in cut:
         data = files[chunk.path][chunk.at : chunk.at + chunk.size]
-        before, behind = chunks.frame(chunk.number, memoryview(data))
+        before, behind = chunks.frame(chunk.number, [memoryview(data)])
         frames.append(before + data + behind)
         digests.append(behind)
     sent = {"chunks": chunks.to_ranges(range(len(cut))), "tree": chunks.tree(digests)}
