@@ -20,6 +20,7 @@ QUESTIONS = {
     "scan": ("questions_checkpoints", "scan_answer", False),
     "send": ("sending", "send_answer", False),
     "harness_read": ("harness", "harness_read_answer", False),
+    "harness_fetch": ("harness", "harness_fetch_answer", False),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
     "staged": ("retention", "staged_answer", False),
