@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import base64
-import difflib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.answers import entries_of, file_entry, harness_of
-from orchestrator.errors import ConfigError
-from orchestrator.model import Drift, FileChange, Harness, Host, Job, Timeouts
-from orchestrator.ssh.agent import ask
+from orchestrator.answers import entries_of, file_entry, harness_of, read_harness
+from orchestrator.errors import ConfigError, Refused, TransferError
+from orchestrator.model import Drift, FileChange, Harness, HarnessFacts, HarnessFile, Host, Job, TakenFile, Timeouts
+from orchestrator.ssh.agent import Conversation, ask
 from orchestrator.ssh.connection import Connection
 from remote_payload.agent import manifest, wire
 from remote_payload.agent.errors import AgentError
 
-DIFF_LINES = 10_000
-"""lines of both versions past which a diff takes seconds, and then minutes"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileDiff:
-    """How one file differs: unified diff lines, a sentence for a binary file, nothing for one that is new."""
-
-    change: FileChange
-    lines: tuple[str, ...]
-    size: int
-    """bytes of the local file"""
+FETCH_LIMIT = 256 * 2**20
+"""bytes that are brought from a host at once"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +38,16 @@ def local(job: Job) -> Harness:
         raise ConfigError(error.message, hint=error.hint) from None
 
 
-def drift(ours: Harness, theirs: Harness | None, base: Harness | None, extras: Sequence[str]) -> Drift:
-    """Three-way comparison: last synced, local, remote."""
-    compared = manifest.compare(
-        None if base is None else entries_of(base),
-        entries_of(ours),
-        None if theirs is None else entries_of(theirs),
-    )
-    files = [FileChange(path=row["path"], change=row["change"], side=row["side"]) for row in compared["files"]]
-    known = {change.path for change in files}
-    files += [FileChange(path=path, change="extra", side="remote") for path in extras if path not in known]
-    return Drift(state=compared["state"], local=ours, remote=theirs, base=base, files=tuple(files))
+def look(
+    connection: Connection, host: Host, job: Job, ours: Harness, also: Sequence[str], timeouts: Timeouts
+) -> tuple[HarnessFacts, dict[str, bytes | None]]:
+    """The host's harness, and its versions of the files that differ: None for one that is too large to show, or a link.
+
+    One exec. `also` names files there that the local harness has not, to be taken for a part of it.
+    """
+    args = {"remote": job.harness_remote, "entries": entries_of(ours), "also": list(also), "contents": True}
+    answer = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)
+    return read_harness(host.name, answer["harness"]), _contents(answer["files"])
 
 
 def contents(
@@ -66,36 +55,73 @@ def contents(
 ) -> dict[str, bytes | None]:
     """The host's versions of these files; None for one that is missing there or too large to show."""
     args = {"remote": job.harness_remote, "paths": list(paths)}
-    answer = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)
-    return {row["path"]: None if row["data"] is None else base64.b64decode(row["data"]) for row in answer["files"]}
+    return _contents(ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)["files"])
 
 
-def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Iterator[FileDiff]:
-    """Each difference, whole files, host's version first. Pure but for reading the local files."""
-    for change in found.files:
-        path = root / change.path
-        ours = path.read_bytes() if path.is_file() else b""
-        old = theirs.get(change.path)
-        if change.change in ("extra", "mode") or (change.change == "added" and change.side == "local"):
-            lines: tuple[str, ...] = ()
-        elif old is None and change.change == "modified":
-            lines = (f"the host's version is too large to show, or a link; {len(ours)} bytes here",)
-        else:
-            lines = tuple(_unified(change.path, old or b"", ours))
-        yield FileDiff(change=change, lines=lines, size=len(ours))
+def _contents(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes | None]:
+    return {row["path"]: None if row["data"] is None else base64.b64decode(row["data"]) for row in rows}
 
 
-def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
-    try:
-        before, after = (text.decode("utf-8").splitlines(keepends=True) for text in (old, new))
-    except UnicodeDecodeError:
-        yield f"binary files differ: {len(old)} bytes there, {len(new)} here"
-        return
-    if min(len(before), len(after)) > DIFF_LINES:
-        yield f"too long to compare line by line: {len(before)} lines there, {len(after)} here"
-        return
-    for line in difflib.unified_diff(before, after, f"host/{name}", f"local/{name}"):
-        yield line.rstrip("\n")
+def drift(ours: Harness, facts: HarnessFacts, taken: Mapping[str, TakenFile]) -> Drift:
+    """Three-way comparison: last synced, local, remote.
+
+    A host's version that was `taken` into the local tree is nobody's edit any more, unless the local file has gone
+    back to what it was before.
+    """
+    theirs, renamed = facts.harness, {file.path: old for old, file in facts.renames}
+    if theirs is not None and facts.renames:
+        theirs = harness_of([*entries_of(theirs), *(file_entry(file) for _, file in facts.renames)])
+    base = _with_taken(ours, theirs, facts.base, taken)
+    compared = manifest.compare(
+        None if base is None else [file_entry(file) for file in base],
+        entries_of(ours),
+        None if theirs is None else entries_of(theirs),
+    )
+    files = [
+        FileChange(path=row["path"], change=row["change"], side=row["side"], renamed_from=renamed.get(row["path"], ""))
+        for row in compared["files"]
+    ]
+    files = _renamed_here(files, ours, base or ())
+    known = {change.path for change in files}
+    files += [FileChange(path=path, change="extra", side="remote") for path in facts.extras if path not in known]
+    marked = tuple(path for path, file in taken.items() if file.marked)
+    return Drift(
+        state=compared["state"],
+        local=ours,
+        remote=theirs,
+        base=facts.base,
+        files=tuple(files),
+        unresolved=marked,
+    )
+
+
+def _with_taken(
+    ours: Harness, theirs: Harness | None, base: Harness | None, taken: Mapping[str, TakenFile]
+) -> Sequence[HarnessFile] | None:
+    if not taken or theirs is None:
+        return None if base is None else base.files
+    here = {file.path: file for file in ours.files}
+    there = {file.path: file for file in theirs.files}
+    # of a folder that was never synced, what is equal here and there is as good as synced
+    known = base.files if base is not None else [file for file in theirs.files if here.get(file.path) == file]
+    rows = {file.path: file for file in known}
+    for path, file in taken.items():
+        if there.get(path) == file.theirs and here.get(path) != file.replaced:
+            rows.pop(path, None)
+            rows.update({path: file.theirs} if file.theirs is not None else {})
+    return list(rows.values())
+
+
+def _renamed_here(files: list[FileChange], ours: Harness, base: Sequence[HarnessFile]) -> list[FileChange]:
+    """The same changes; a local file that is gone and lies under another name now is told with that."""
+    was, now = ({file.path: file.sha256 for file in side} for side in (base, ours.files))
+    gone = {was[c.path]: c.path for c in files if (c.change, c.side) == ("deleted", "local") and c.path in was}
+    told = []
+    for change in files:
+        new = (change.change, change.side) == ("added", "local")
+        old = gone.pop(now[change.path], "") if new else change.renamed_from
+        told.append(FileChange(path=change.path, change=change.change, side=change.side, renamed_from=old))
+    return told
 
 
 def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: Timeouts) -> Pushed:
@@ -125,3 +151,41 @@ def _pieces(path: Path, size: int) -> Iterator[bytes]:
                 return  # it shrank meanwhile: the host's hash check says so
             size -= len(piece)
             yield piece
+
+
+def fetch(
+    connection: Connection, host: Host, job: Job, files: Sequence[HarnessFile], timeouts: Timeouts
+) -> dict[str, bytes]:
+    """Whole files of the host, each checked. Raises Refused when one is no longer what it was, or there is too much."""
+    total = sum(file.size for file in files)
+    if total > FETCH_LIMIT:
+        raise Refused(f"{host.name}: {total} bytes to bring here, more than {FETCH_LIMIT}", host=host.name)
+    if not files:
+        return {}
+    args = {"remote": job.harness_remote, "files": [file_entry(file) for file in files]}
+    data = bytearray()
+    with Conversation(connection, host, "harness_fetch", args, role="eval", timeouts=timeouts) as conversation:
+        for event in conversation.events():
+            data += event if isinstance(event, bytes) else b""
+            if len(data) > total:
+                break
+    found, at = {}, 0
+    for file in files:
+        found[file.path] = bytes(data[at : at + file.size])
+        at += file.size
+    wrong = [file.path for file in files if hashlib.sha256(found[file.path]).hexdigest() != file.sha256]
+    if wrong or len(data) != total:
+        which = ", ".join(map(ascii, wrong[:3])) or "more bytes"
+        raise TransferError(f"{host.name}: {which} came with other bytes than announced", host=host.name)
+    return found
+
+
+def last_synced(
+    connection: Connection, host: Host, job: Job, files: Sequence[HarnessFile], timeouts: Timeouts
+) -> dict[str, bytes]:
+    """Contents of files of the last sync by their sha256, as far as the host has kept them."""
+    wanted = sorted({file.sha256 for file in files})
+    args = {"remote": job.harness_remote, "base": wanted}
+    rows = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)["base"] if wanted else {}
+    found = {name: base64.b64decode(rows[name]) for name in wanted if rows.get(name) is not None}
+    return {name: data for name, data in found.items() if hashlib.sha256(data).hexdigest() == name}

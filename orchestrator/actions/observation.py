@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.answers import Json, entries_of, harness_of, read_run, read_scan
+from orchestrator.answers import Json, entries_of, read_harness, read_run, read_scan
 from orchestrator.errors import OrchError
-from orchestrator.model import Harness, Host, Job, Run, Scan, Timeouts, TrainingRun
+from orchestrator.model import Harness, HarnessFacts, Host, Job, Run, Scan, Timeouts, TrainingRun
 from orchestrator.ssh.agent import ERRORS, Role, ask
 from orchestrator.ssh.connection import Connection
 
@@ -30,10 +30,7 @@ class RunFacts:
 class EvalFacts:
     """An evaluation host as a job needs to see it."""
 
-    harness: Harness | None
-    """the files there that the local manifest names; None where the folder is missing"""
-    base: Harness | None
-    extras: tuple[str, ...]
+    harness: HarnessFacts
     staged: Mapping[str, Json]
     """checkpoint identity -> where it lies"""
     arriving: Mapping[str, int]
@@ -157,12 +154,9 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
 
 
 def _eval_facts(host: Host, facts: Json) -> EvalFacts:
-    found = facts["harness"]
-    base = found["base"]
+    harness = read_harness(host.name, facts["harness"])
     return EvalFacts(
-        harness=harness_of(found["files"]) if found["exists"] else None,
-        base=harness_of(base) if base is not None else None,
-        extras=tuple(extra["path"] for extra in found["extras"]),
+        harness=harness,
         staged={row["identity"]: row for row in facts["staged"]},
         arriving={row["identity"]: row["bytes"] for row in facts["arriving"]},
         runs=tuple(read_run(host.name, row) for row in facts["runs"]),
@@ -170,5 +164,5 @@ def _eval_facts(host: Host, facts: Json) -> EvalFacts:
         data=facts["data"],
         server=facts["server"],
         python=facts["python"],
-        errors=tuple(f"{host.name}: {note}" for note in found["notes"]),
+        errors=harness.notes,
     )

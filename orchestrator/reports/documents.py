@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.actions.harness import Pushed
 from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Drift, Estimate, Plan, Result, Run, Scan, Staged
+from orchestrator.model import Candidate, Checkpoint, Estimate, Plan, Result, Run, Scan, Staged
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+from orchestrator.workflows.sync_harness import SyncReport
 
 SCHEMA = 1
 PROCESS_KEYS = ("state", "pid", "started_at", "user")
@@ -142,17 +142,24 @@ def _staged(row: Staged, cleaned: bool) -> Document:
     }
 
 
-def sync_body(host: str, drift: Drift, pushed: Pushed | None) -> Document:
+def sync_body(report: SyncReport) -> Document:
     """CONTRACT's `sync-harness`."""
+    drift, pushed, pulled = report.drift, report.pushed, report.pulled
     return {
-        "host": host,
+        "host": report.host.name,
         "state": drift.state,
         "local": drift.local.digest,
         "remote": drift.remote.digest if drift.remote else None,
         "base": drift.base.digest if drift.base else None,
-        "files": [{"path": c.path, "change": c.change, "side": c.side} for c in drift.files],
+        "files": [
+            {"path": c.path, "change": c.change, "side": c.side, "renamed_from": c.renamed_from or None}
+            for c in drift.files
+        ],
         "pushed": list(pushed.paths) if pushed else [],
         "saved": pushed.saved if pushed else None,
+        "pulled": list(pulled.paths) if pulled else [],
+        "conflicts": list(pulled.conflicts) if pulled else list(drift.unresolved),
+        "saved_here": pulled.saved if pulled else None,
     }
 
 

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.actions.harness import FileDiff
+from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.model import Drift, Estimate, Plan, Result, Scan, Staged
 from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
@@ -173,8 +173,14 @@ def diff_lines(diffs: Sequence[FileDiff], drift: Drift, limit: int | None = None
 
 
 def _diff_lines(diffs: Sequence[FileDiff]) -> Iterator[tuple[str, str]]:
+    moved = {(diff.change.renamed_from, "deleted") for diff in diffs}
     for diff in diffs:
         change = diff.change
+        if (change.path, change.change) in moved:
+            continue
+        if change.renamed_from:
+            yield f"renamed   {shown(change.renamed_from)} -> {shown(change.path)}  [{change.side}]", "bold"
+            continue
         new = change.change == "added" and not diff.lines
         note = " (left alone)" if change.change == "extra" else f" {size(diff.size)}" if new else ""
         yield f"{change.change:<9} {shown(change.path)}  [{change.side}]{note}", "bold"

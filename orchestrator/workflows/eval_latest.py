@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from orchestrator import config, routes
 from orchestrator import plan as planning
-from orchestrator.actions import harness, runs, staging, torn, training
-from orchestrator.actions.harness import FileDiff
+from orchestrator.actions import harness, localtree, runs, staging, torn, training
+from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
 from orchestrator.errors import (
@@ -207,6 +207,7 @@ def _act(
     windows = [training.window("observe", scene.train.name, before, before)]
     if plan.action("sync"):
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+        localtree.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
         staging.ship(
             checkpoint,

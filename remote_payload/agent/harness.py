@@ -22,8 +22,10 @@ RENAMES = 100
 """extras looked into for a file that was renamed, at most"""
 
 
-def facts(remote: str, entries: Sequence[Entry], ignore: Optional[Iterable[str]] = None) -> Dict[str, Any]:
-    """What lies in the remote harness folder, against the local manifest.
+def facts(
+    remote: str, entries: Sequence[Entry], ignore: Optional[Iterable[str]] = None, also: Iterable[str] = ()
+) -> Dict[str, Any]:
+    """What lies in the remote harness folder, against the local manifest; `also` names more files to look at.
 
     {"path", "exists", "writable", "files": entries of the files that the local manifest or the last sync names,
     "extras": [{"path", "size"}], "extras_cut": bool, "renames": [{"from", "entry"}]: files of the last sync that lie
@@ -37,7 +39,7 @@ def facts(remote: str, entries: Sequence[Entry], ignore: Optional[Iterable[str]]
             raise AgentError("%s is not a folder" % root, "name another `harness.remote` in the job", kind="config")
         return answer
     base, intent = lastsync.base_of(root), lastsync.intent_of(root)
-    named = {one["path"] for one in (*entries, *(base or ()), *(intent or ()))}
+    named = {*also, *(one["path"] for one in (*entries, *(base or ()), *(intent or ())))}
     folder = Folder(root)
     found = {path: folder.entry(path) for path in sorted(named)}
     base = lastsync.settled(base, intent, found)
@@ -130,7 +132,7 @@ def _text(data: bytes) -> str:
 
 
 def harness_read_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"remote", "entries"?, "ignore"?, "contents"?, "paths"?, "base"?: [sha256]} ->
+    """args {"remote", "entries"?, "ignore"?, "also"?, "contents"?, "paths"?, "base"?: [sha256]} ->
 
     {"harness": facts, "files": contents of `paths`, or with `contents` of all that differ from `entries`, "base":
     {sha256: contents of the last sync in base64, or None}}; each where it was asked for.
@@ -138,7 +140,7 @@ def harness_read_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     answer: Dict[str, Any] = {}
     paths = args.get("paths")
     if "entries" in args:
-        answer["harness"] = facts(args["remote"], args["entries"], args.get("ignore"))
+        answer["harness"] = facts(args["remote"], args["entries"], args.get("ignore"), args.get("also", ()))
         if args.get("contents"):
             paths = _differing(answer["harness"], args["entries"])
     if paths is not None:

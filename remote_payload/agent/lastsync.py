@@ -46,8 +46,8 @@ def _is_entry(one: Any) -> bool:
         steps(one["path"])
     except AgentError:
         return False
-    numbers = isinstance(one.get("mode"), int) and isinstance(one.get("size"), int)
-    return numbers and isinstance(one.get("sha256"), str) and one["sha256"].isascii()
+    fits = one.get("mode") in (0o644, 0o755) and isinstance(one.get("size"), int) and one["size"] >= 0
+    return fits and isinstance(one.get("sha256"), str) and bool(_SHA256.fullmatch(one["sha256"]))
 
 
 def settled(base: Optional[List[Entry]], intent: Optional[List[Entry]], found: Found) -> Optional[List[Entry]]:

@@ -1,5 +1,5 @@
-"""Make a host's harness folder equal to a manifest: what differs from the last sync is saved first, and what is about to
-be done is announced, so that a sync that is killed between two renames is recognised and mended by the next one."""
+"""Make a host's harness folder equal to a manifest: what differs from the last sync is saved first, and what is about
+to be done is announced, so that a sync that is killed between two renames is recognised and mended by the next one."""
 
 from typing import Any, Dict, Iterable, Sequence
 
@@ -39,7 +39,6 @@ def push(
             lastsync.withdraw(root)
         lastsync.drop_contents(root, entries)
     return {"pushed": pushed, "deleted": sorted(delete), "saved": saved, "digest": manifest.digest(entries)}
-
 
 
 def _settle(root: str, found: Found) -> Dict[str, Entry]:
