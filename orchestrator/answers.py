@@ -31,6 +31,7 @@ def read_scan(host: str, answer: Json) -> Scan:
             for row in answer["candidates"]
         ),
         warnings=tuple(answer["warnings"]),
+        tensors=found.get("tensors") if found else None,
     )
 
 

@@ -301,6 +301,8 @@ class Scan:
     """seconds since it was written, by its own host's clock"""
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
+    tensors: Mapping[str, object] | None = None
+    """what the latest one holds, where it was asked for: its tensors, its settings, or why they can't be listed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +398,17 @@ class Drift:
     def overwrites_unknown(self) -> bool:
         """Whether a push would replace what orch did not put there."""
         return self.state in ("remote_edited", "both", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that an evaluation needs, tried beforehand."""
+
+    name: str
+    state: Literal["ok", "fail", "skipped"]
+    detail: str
+    hint: str = ""
+    """what would help"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,10 +55,17 @@ class HostFacts:
     evaluation: EvalFacts | None
 
 
-def run_question(run: TrainingRun, host: Host, step: int | None = None, torn: Sequence[str] = ()) -> dict[str, Any]:
+def run_question(
+    run: TrainingRun,
+    host: Host,
+    step: int | None = None,
+    torn: Sequence[str] = (),
+    tensors: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
-    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be.
+    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be; `tensors`
+    {"model_key"} also lists what the latest one holds.
     """
     rule = run.process
     process = None
@@ -72,10 +79,15 @@ def run_question(run: TrainingRun, host: Host, step: int | None = None, torn: Se
         "log": run.log,
         "progress": run.progress,
         "source": run.source,
-        "checkpoints": {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
-        if first
-        else None,
+        "checkpoints": _checkpoints_question(run, step, torn, tensors) if first else None,
     }
+
+
+def _checkpoints_question(
+    run: TrainingRun, step: int | None, torn: Sequence[str], tensors: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    asked = {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
+    return asked if tensors is None else {**asked, "tensors": dict(tensors)}
 
 
 def eval_question(host: Host, job: Job, local: Harness, *, digest: bool) -> dict[str, Any]:
@@ -103,13 +115,14 @@ def observe(
     evaluation: Mapping[str, Any] | None = None,
     step: int | None = None,
     torn: Sequence[str] = (),
+    tensors: Mapping[str, Any] | None = None,
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host, step, torn) for run in runs],
+        "runs": [run_question(run, host, step, torn, tensors) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,

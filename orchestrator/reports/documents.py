@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.errors import OrchError
 from orchestrator.model import Candidate, Checkpoint, Estimate, Plan, Result, Run, Scan, Staged
+from orchestrator.workflows.preflight import PreflightReport
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 from orchestrator.workflows.sync_harness import SyncReport
 
@@ -160,6 +161,19 @@ def sync_body(report: SyncReport) -> Document:
         "pulled": list(pulled.paths) if pulled else [],
         "conflicts": list(pulled.conflicts) if pulled else list(drift.unresolved),
         "saved_here": pulled.saved if pulled else None,
+    }
+
+
+def preflight_body(report: PreflightReport) -> Document:
+    """CONTRACT's `preflight`."""
+    return {
+        "job": report.job.name,
+        "host": report.host.name,
+        "run": report.run,
+        "checks": [
+            {"name": check.name, "state": check.state, "detail": check.detail, "hint": check.hint or None}
+            for check in report.checks
+        ],
     }
 
 

@@ -167,6 +167,17 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         },
         {"pulled": many(TEXT), "conflicts": many(TEXT), "saved_here": maybe(TEXT)},
     ),
+    "preflight": (
+        {
+            "job": TEXT,
+            "host": TEXT,
+            "run": maybe(TEXT),
+            "checks": many(
+                record(name=TEXT, state=one_of("ok", "fail", "skipped"), detail=TEXT, hint=maybe(TEXT)),
+            ),
+        },
+        {},
+    ),
     "eval-latest": (
         {"plan": maybe(PLAN)},
         {

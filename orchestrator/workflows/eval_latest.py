@@ -29,6 +29,7 @@ from orchestrator.errors import (
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
+from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
 
@@ -209,6 +210,7 @@ def _act(
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
         localtree.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
+        _check_fit(scene, connections)
         staging.ship(
             checkpoint,
             scene.job,
@@ -222,6 +224,11 @@ def _act(
         )
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
+
+
+def _check_fit(scene: Scene, connections: Connections) -> None:
+    """Raises Refused where the evaluation would fail at once: better now than after gigabytes."""
+    refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
 
 
 def _launch(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.actions import observation, torn
 from orchestrator.actions.ledger import state_folder
@@ -29,6 +30,8 @@ class Look:
     """with `runs`: the only checkpoint wanted, instead of the latest"""
     sample: bool = False
     """with `runs`: also take a receipt sample"""
+    tensors: Mapping[str, Any] | None = None
+    """with `runs`: also list what the latest checkpoint holds; {"model_key"}"""
 
     @property
     def name(self) -> str:
@@ -54,6 +57,7 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             step=look.step,
             torn=known_torn,
             sample=look.sample,
+            tensors=look.tensors,
         )
 
     return on_each(looks, one)

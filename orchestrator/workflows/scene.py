@@ -106,7 +106,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     ours = harness.local(job)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
     looks = [
-        Look(host=train, runs=(run,), step=options.step, sample=True),
+        Look(host=train, runs=(run,), step=options.step, sample=True, tensors={"model_key": job.model_key}),
         Look(host=evaluate, job=job, local=ours, digest=True),
         *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
     ]

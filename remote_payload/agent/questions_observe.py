@@ -163,6 +163,7 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
         now=time.time(),
         step=saved.get("step"),
         torn=saved.get("torn") or (),
+        tensors=saved.get("tensors"),
     )
 
 

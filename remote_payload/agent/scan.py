@@ -53,10 +53,12 @@ def scan(
     now: float,
     step: Optional[int] = None,
     torn: Sequence[str] = (),
+    tensors: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
     `torn` names identities whose records are known not to fit their CRC: a proof from structure can't see that.
+    `tensors` {"model_key"} also lists what the latest one holds, as `latest["tensors"]` (see `tensorlist.listed`).
     Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
@@ -79,6 +81,10 @@ def scan(
         if proof is not None:
             latest = next(one for one in judged if one.state == "complete")
             answer["latest"] = _latest(tree, latest, proof, now, warnings)
+            if tensors is not None:
+                from remote_payload.agent.tensorlist import listed
+
+                answer["latest"]["tensors"] = listed(proof, tensors.get("model_key"))
     finally:
         if proof is not None:
             proof.close()
