@@ -360,8 +360,16 @@ class TakenFile:
     """as it lay there; None where it was deleted there"""
     replaced: HarnessFile | None
     """the local file before"""
+    new: HarnessFile | None
+    """the local file as it was written"""
+    pending: bool
+    """whether that was only begun, as far as is known"""
     marked: bool
     """whether conflicts stand in the local file now"""
+
+    def holds(self, here: HarnessFile | None) -> bool:
+        """Whether the local file, as it is now, takes the host's version into account."""
+        return here == self.new if self.pending else here != self.replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ def _with_taken(
     known = base.files if base is not None else [file for file in theirs.files if here.get(file.path) == file]
     rows = {file.path: file for file in known}
     for path, file in taken.items():
-        if there.get(path) == file.theirs and here.get(path) != file.replaced:
+        if there.get(path) == file.theirs and file.holds(here.get(path)):
             rows.pop(path, None)
             rows.update({path: file.theirs} if file.theirs is not None else {})
     return list(rows.values())

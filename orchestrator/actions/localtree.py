@@ -104,7 +104,8 @@ def change(job: Job, host: Host, ours: Harness, changes: Sequence[LocalChange]) 
             swap.receive(piece for one in sent for piece in _pieces(one.content or b""))
             swap.verify()
             saved = swap.save(lambda path, entry: True)
-            changed = swap.swap(lambda: _remember(job, host, here, changes))
+            _remember(job, host, here, changes, pending=True)
+            changed = swap.swap(lambda: _remember(job, host, here, changes, pending=False))
     except AgentError as error:
         raise Refused(error.message, hint=error.hint) from None
     return Pulled(
@@ -153,9 +154,9 @@ def taken(job: Job, host: Host) -> dict[str, TakenFile]:
     found = {}
     for path, row in rows.items() if isinstance(rows, dict) else ():
         with suppress(KeyError, TypeError, AttributeError):
-            theirs, replaced = (read_file_entry(row[key]) if row[key] else None for key in ("theirs", "replaced"))
-            marked = bool(row.get("conflicts")) and has_markers(_text(job, path))
-            found[path] = TakenFile(theirs=theirs, replaced=replaced, marked=marked)
+            files = {key: read_file_entry(row[key]) if row[key] else None for key in ("theirs", "replaced", "new")}
+            marked = bool(row["conflicts"]) and has_markers(_text(job, path))
+            found[path] = TakenFile(**files, pending=bool(row["pending"]), marked=marked)
     return found
 
 
@@ -166,13 +167,18 @@ def forget(job: Job, host: Host) -> None:
         _write(job, record)
 
 
-def _remember(job: Job, host: Host, here: Mapping[str, HarnessFile], changes: Sequence[LocalChange]) -> None:
+def _remember(
+    job: Job, host: Host, here: Mapping[str, HarnessFile], changes: Sequence[LocalChange], *, pending: bool
+) -> None:
+    """Before the change and after it: what is killed in between is neither taken for done nor for nothing."""
     record = _read(job)
     rows = record.setdefault(_place(job, host), {})
     for one in changes:
         rows[one.path] = {
             "theirs": file_entry(one.theirs) if one.theirs is not None else None,
             "replaced": file_entry(here[one.path]) if one.path in here else None,
+            "new": file_entry(one.new) if one.new is not None else None,
+            "pending": pending,
             "conflicts": one.conflicts,
         }
     _write(job, record)

@@ -6,6 +6,7 @@ Both sides use it: a push changes the harness on a host, `--keep-remote` and `--
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import time
@@ -38,7 +39,7 @@ def opened(root: str, doing: str) -> Iterator[str]:
             raise AgentError("%s is a link; it must be a folder" % own, kind="refused")
         os.makedirs(own, exist_ok=True)
         with held(os.path.join(own, "lock"), doing):
-            scratch.sweep(own, "incoming")
+            _sweep(own)
             incoming = scratch.create(own, "incoming")
             try:
                 yield incoming
@@ -46,6 +47,14 @@ def opened(root: str, doing: str) -> Iterator[str]:
                 shutil.rmtree(incoming, ignore_errors=True)
     except OSError as error:
         raise unwritable(root, error, UNCHANGED) from None
+
+
+def _sweep(own: str) -> None:
+    """What a killed change has left: nobody else is at work here while the lock is held."""
+    scratch.sweep(own, "incoming")
+    for name in os.listdir(own):
+        if re.fullmatch(r".+\.json\.\d+\.tmp", name):
+            os.unlink(os.path.join(own, name))
 
 
 def check(entries: Sequence[Entry], send: Sequence[str], delete: Sequence[str]) -> None:

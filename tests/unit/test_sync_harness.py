@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -484,3 +485,49 @@ def test_an_error_names_the_host(project: Project) -> None:
     (project.remote / ".orch/synced.json").write_text('{"schema": 99}')
     with pytest.raises(OrchError, match="newer orch"):
         project.compare()
+
+
+# -- killed on the way ------------------------------------------------------------------------------------------
+
+
+def test_a_merge_killed_at_any_moment_loses_nothing_and_pushes_no_markers(project: Project) -> None:
+    edit(project.local / "eval.py", "line 1\n", "mine\n")
+    edit(project.remote / "eval.py", "line 1\n", "theirs\n")
+    write(project.remote, "lib/util.py", "VALUE = 2\n")
+    mine, theirs = tree(project.local), tree(project.remote)
+    moment, went_on = 0, True
+    while went_on:
+        went_on = _killed_at(moment, project.merge)
+        found = project.compare().drift
+        marked = b"<<<<<<<" in (project.local / "eval.py").read_bytes()
+        assert tree(project.remote) == theirs
+        if marked:
+            assert found.unresolved == ("eval.py",)
+        else:
+            assert found.state == "both" and (project.local / "eval.py").read_bytes() == mine["eval.py"][0]
+        assert (project.local / "lib/util.py").read_text() in ("VALUE = 1\n", "VALUE = 2\n")
+        for path, (data, _) in mine.items():
+            (project.local / path).write_bytes(data)
+        moment += 1
+    assert moment > 8
+
+
+def _killed_at(moment: int, act: Callable[[], object]) -> bool:
+    """Do this in a process that kills itself at its n-th change of the local tree; whether it came to that."""
+    pid = os.fork()
+    if pid == 0:
+        left = moment
+
+        def count(event: str, args: Any) -> None:
+            nonlocal left
+            if event in ("os.rename", "os.remove", "os.chmod", "os.link", "os.mkdir"):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
