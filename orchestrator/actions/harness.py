@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from orchestrator.answers import entries_of, file_entry, harness_of, read_harness
@@ -38,16 +39,44 @@ def local(job: Job) -> Harness:
         raise ConfigError(error.message, hint=error.hint) from None
 
 
-def look(
-    connection: Connection, host: Host, job: Job, ours: Harness, also: Sequence[str], timeouts: Timeouts
-) -> tuple[HarnessFacts, dict[str, bytes | None]]:
-    """The host's harness, and its versions of the files that differ: None for one that is too large to show, or a link.
+class Session:
+    """A look at a host's harness and, if it comes to that, the push that follows: one exec. A context manager.
 
-    One exec. `also` names files there that the local harness has not, to be taken for a part of it.
+    `facts` is what lies there, `theirs` the host's versions of the files that differ: None for one that is too large to
+    show, or a link. `also` names files there that the local harness has not, to be taken for a part of it.
     """
-    args = {"remote": job.harness_remote, "entries": entries_of(ours), "also": list(also), "contents": True}
-    answer = ask(connection, host, "harness_read", args, role="eval", timeouts=timeouts)
-    return read_harness(host.name, answer["harness"]), _contents(answer["files"])
+
+    def __init__(
+        self, connection: Connection, host: Host, job: Job, ours: Harness, also: Sequence[str], timeouts: Timeouts
+    ) -> None:
+        args = {"remote": job.harness_remote, "entries": entries_of(ours), "also": list(also), "contents": True}
+        self._job, self._ours, self._timeouts = job, ours, timeouts
+        self._talk = Conversation(connection, host, "harness_sync", args, role="eval", timeouts=timeouts)
+        try:
+            answer = next(event for event in self._talk.events() if isinstance(event, dict))
+            self.facts = read_harness(host.name, answer["harness"])
+            self.theirs = _contents(answer["files"])
+        except BaseException:
+            self._talk.__exit__(None, None, None)
+            raise
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._talk.__exit__(kind, error, trace)
+
+    def push(self, found: Drift) -> Pushed:
+        """As `push`, once."""
+        asked, pieces = _question(self._job, found)
+        if found.local == self._ours:
+            del asked["entries"]  # said already
+        self._talk.tell({"push": asked})
+        if pieces and all(self._talk.send(piece) for piece in pieces):
+            self._talk.finish_sending()
+        return _pushed(self._talk.result(within=self._timeouts.question))
 
 
 def contents(
@@ -126,21 +155,29 @@ def _renamed_here(files: list[FileChange], ours: Harness, base: Sequence[Harness
 
 def push(connection: Connection, host: Host, job: Job, found: Drift, timeouts: Timeouts) -> Pushed:
     """Make the host's harness equal to the local one. Raises Refused when it changed since it was looked at."""
+    args, pieces = _question(job, found)
+    args["remote"] = job.harness_remote
+    return _pushed(ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces or None))
+
+
+def _pushed(answer: Mapping[str, Any]) -> Pushed:
+    return Pushed(paths=(*answer["pushed"], *answer["deleted"]), saved=answer["saved"])
+
+
+def _question(job: Job, found: Drift) -> tuple[dict[str, Any], list[bytes]]:
+    """What to ask of the host so that it holds the local harness, and the bytes for that."""
     theirs = {} if found.remote is None else {file.path: file for file in found.remote.files}
     ours = {file.path for file in found.local.files}
     sent = [file for file in found.local.files if theirs.get(file.path) != file]
     gone = [change.path for change in found.files if change.change == "deleted" and change.path not in ours]
     touched = [*(file.path for file in sent), *gone]
     args: dict[str, Any] = {
-        "remote": job.harness_remote,
         "entries": entries_of(found.local),
         "send": [file.path for file in sent],
         "delete": gone,
         "expected": {path: file_entry(theirs[path]) if path in theirs else None for path in touched},
     }
-    pieces = [piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size)]
-    answer = ask(connection, host, "harness_push", args, role="eval", timeouts=timeouts, pieces=pieces or None)
-    return Pushed(paths=(*answer["pushed"], *answer["deleted"]), saved=answer["saved"])
+    return args, [piece for file in sent for piece in _pieces(job.harness_local / file.path, file.size)]
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:

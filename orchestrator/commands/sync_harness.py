@@ -49,8 +49,10 @@ def sync_harness(
         from orchestrator.workflows import sync_harness as story
 
         found = call.inventory()
-        with call.connections(found) as connections:
-            report = story.compare(found, job, host, connections, add)
+        with (
+            call.connections(found) as connections,
+            story.compared(found, job, host, connections, add) as report,
+        ):
             call.body = sync_body(report)
             if not as_json:
                 from orchestrator.reports.tables import diff_lines
@@ -63,7 +65,7 @@ def sync_harness(
             elif merge:
                 report = story.merge(report, found, connections)
             else:
-                report = story.sync(report, found, connections, Consent(yes or take_local))
+                report = story.sync(report, Consent(yes or take_local))
             call.body = sync_body(report)
         _tell(call, report)
         if report.pulled and report.pulled.conflicts:

@@ -3,8 +3,8 @@ local side moved; where the host's side was edited, as the user says (keep their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -37,18 +37,21 @@ class SyncReport:
     job: Job
     drift: Drift
     diffs: tuple[FileDiff, ...]
+    session: harness.Session
     pushed: Pushed | None = None
     pulled: Pulled | None = None
 
 
-def compare(
+@contextmanager
+def compared(
     inventory: Inventory,
     job_name: str | None,
     host_name: str | None,
     connections: Connections,
     also: Sequence[str] = (),
-) -> SyncReport:
-    """The difference between the local harness and the host's; nothing is changed.
+) -> Iterator[SyncReport]:
+    """The difference between the local harness and the host's; nothing is changed. For the time of the block the host
+    is ready for a push.
 
     `also` names files that only the host has and that are to be taken for a part of the harness.
     """
@@ -56,9 +59,10 @@ def compare(
     run = next((run for run in inventory.runs.values() if run.job in (None, job.name)), None)
     host = config.choose_eval_host(inventory, run, host_name)
     ours = harness.local(job)
-    facts, theirs = harness.look(connections.to(host), host, job, ours, also, inventory.timeouts)
-    drift = harness.drift(ours, facts, localtree.taken(job, host))
-    return SyncReport(host=host, job=job, drift=drift, diffs=tuple(diffs(drift, job.harness_local, theirs)))
+    with harness.Session(connections.to(host), host, job, ours, also, inventory.timeouts) as session:
+        drift = harness.drift(ours, session.facts, localtree.taken(job, host))
+        found = tuple(diffs(drift, job.harness_local, session.theirs))
+        yield SyncReport(host=host, job=job, drift=drift, diffs=found, session=session)
 
 
 def differences(
@@ -70,12 +74,12 @@ def differences(
     return tuple(diffs(drift, job.harness_local, theirs))
 
 
-def sync(report: SyncReport, inventory: Inventory, connections: Connections, consent: Consent) -> SyncReport:
+def sync(report: SyncReport, consent: Consent) -> SyncReport:
     """Push what differs. Raises Refused when the host holds edits of its own and nobody consents, and while conflicts
     of a merge stand in local files."""
     drift, job = report.drift, report.job
     if drift.state == "in_sync":
-        _settle(report, inventory, connections)
+        _settle(report)
         return report
     _refuse_unresolved(report)
     if drift.overwrites_unknown and not consent(drift, report.diffs):
@@ -84,7 +88,7 @@ def sync(report: SyncReport, inventory: Inventory, connections: Connections, con
             hint=choices(job),
             host=report.host.name,
         )
-    return replace(report, pushed=_push(report, drift, inventory, connections))
+    return replace(report, pushed=_push(report, drift))
 
 
 def choices(job: Job) -> str:
@@ -122,7 +126,7 @@ def merge(report: SyncReport, inventory: Inventory, connections: Connections) ->
     _refuse_unresolved(report)
     drift, job, host = report.drift, report.job, report.host
     if not taking.edited_there(drift):
-        return sync(report, inventory, connections, _nobody)
+        return sync(report, _nobody)
     if drift.state == "unknown":
         raise Refused(
             f"{host.name}: orch never synced {job.harness_remote}, so there is no common version to merge from",
@@ -138,7 +142,7 @@ def merge(report: SyncReport, inventory: Inventory, connections: Connections) ->
     if done.pulled is None or done.pulled.conflicts:
         return done
     after = replace(drift, local=harness.local(job))
-    return replace(done, pushed=_push(report, after, inventory, connections))
+    return replace(done, pushed=_push(report, after))
 
 
 def _changed(report: SyncReport, changes: Sequence[LocalChange], inventory: Inventory) -> SyncReport:
@@ -148,18 +152,18 @@ def _changed(report: SyncReport, changes: Sequence[LocalChange], inventory: Inve
     return replace(report, pulled=localtree.change(report.job, report.host, report.drift.local, changes))
 
 
-def _push(report: SyncReport, drift: Drift, inventory: Inventory, connections: Connections) -> Pushed:
-    pushed = harness.push(connections.to(report.host), report.host, report.job, drift, inventory.timeouts)
+def _push(report: SyncReport, drift: Drift) -> Pushed:
+    pushed = report.session.push(drift)
     localtree.forget(report.job, report.host)
     return pushed
 
 
-def _settle(report: SyncReport, inventory: Inventory, connections: Connections) -> None:
+def _settle(report: SyncReport) -> None:
     """Both sides came to be equal by other ways than a sync: from now on that counts as one, where it can be noted."""
     base = report.drift.base
     if base is None or base.digest != report.drift.local.digest:
         with suppress(Refused):
-            _push(report, report.drift, inventory, connections)
+            _push(report, report.drift)
 
 
 def _refuse_unresolved(report: SyncReport) -> None:

@@ -180,6 +180,16 @@ def harness_fetch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     return {}
 
 
+def harness_sync_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
+    """First what `harness_read_answer` says, as progress. Then the controller's message {"push": what is left of
+    `harness_push_answer`'s args} and the bytes -> what that returns; any other message ends it -> {}."""
+    talk.progress(harness_read_answer(args, talk))
+    asked = talk.message().get("push")
+    if asked is None:
+        return {}
+    return harness_push_answer({"remote": args["remote"], "entries": args["entries"], **asked}, talk)
+
+
 def harness_push_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """args {"remote", "entries", "send", "delete", "expected"}, then the bytes of the files in `send`, in that order,
     as one stream (none where they hold no byte) -> what `push.push` returns."""

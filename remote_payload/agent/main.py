@@ -22,6 +22,7 @@ QUESTIONS = {
     "harness_read": ("harness", "harness_read_answer", False),
     "harness_fetch": ("harness", "harness_fetch_answer", False),
     "preflight": ("preflight", "preflight_answer", True),
+    "harness_sync": ("harness", "harness_sync_answer", True),
     "harness_push": ("harness", "harness_push_answer", True),
     "receive": ("staging", "receive_answer", True),
     "staged": ("retention", "staged_answer", False),

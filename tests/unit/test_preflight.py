@@ -21,7 +21,7 @@ from orchestrator.reports.schema import document_schema
 from orchestrator.reports.tables import preflight_table
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.preflight import PreflightReport, preflight_job, refuse_what_does_not_fit
-from orchestrator.workflows.sync_harness import compare, sync
+from orchestrator.workflows.sync_harness import compared, sync
 
 ROOT = Path(__file__).parent.parent.parent
 DRAFTER = ROOT / "tests" / "data" / "drafter"
@@ -163,8 +163,8 @@ def test_the_harness_s_own_check_sees_the_tensors_before_they_are_shipped(projec
 def test_what_does_not_fit_is_refused_after_the_sync_and_before_the_shipment(project: Project) -> None:
     (project.harness / "check_tensors.py").write_text(CHECKER)
     project.save({"bad.weight": [1]})
-    report = compare(project.inventory, None, None, project.connections)
-    sync(report, project.inventory, project.connections, consent=lambda drift, diffs: True)  # type: ignore[arg-type]
+    with compared(project.inventory, None, None, project.connections) as report:
+        sync(report, lambda drift, diffs: True)  # type: ignore[arg-type]
     from orchestrator.workflows.scene import Options, observe
 
     scene = observe(project.inventory, Options(), project.connections)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,16 @@ class Project:
     def inventory(self) -> config.Inventory:
         return config.load_inventory(self.folder / "project" / "hosts.yaml")
 
+    @contextmanager
+    def compared(self, *also: str) -> Iterator[SyncReport]:
+        with story.compared(self.inventory, None, None, self.connections, also) as report:
+            body = document("sync-harness", sync_body(report))
+            jsonschema.validate(json.loads(json.dumps(body)), document_schema("sync-harness"))
+            yield report
+
     def compare(self, *also: str) -> SyncReport:
-        report = story.compare(self.inventory, None, None, self.connections, also)
-        body = document("sync-harness", sync_body(report))
-        jsonschema.validate(json.loads(json.dumps(body)), document_schema("sync-harness"))
-        return report
+        with self.compared(*also) as report:
+            return report
 
     def state(self) -> str:
         return self.compare().drift.state
@@ -80,13 +86,16 @@ class Project:
         return str(diff_lines(report.diffs, report.drift))
 
     def sync(self, yes: bool = False) -> SyncReport:
-        return story.sync(self.compare(), self.inventory, self.connections, Answer(yes))
+        with self.compared() as report:
+            return story.sync(report, Answer(yes))
 
     def keep(self, *also: str, yes: bool = False) -> SyncReport:
-        return story.keep_remote(self.compare(*also), self.inventory, self.connections, yes)
+        with self.compared(*also) as report:
+            return story.keep_remote(report, self.inventory, self.connections, yes)
 
     def merge(self) -> SyncReport:
-        return story.merge(self.compare(), self.inventory, self.connections)
+        with self.compared() as report:
+            return story.merge(report, self.inventory, self.connections)
 
     def git(self, *words: str) -> None:
         own = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-C", str(self.folder / "project")]
