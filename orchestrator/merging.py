@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +65,8 @@ def _regions(base: Lines, ours: Lines, theirs: Lines) -> Iterator[tuple[Lines, L
 
 def _agreeing(base: Lines, ours: Lines, theirs: Lines) -> Iterator[tuple[int, int, int, int]]:
     """Where a stretch of lines is the same in all three: its start in each, and its length; the last one is empty."""
+    import difflib  # only a merge needs it, and `orch status` reads this module
+
     mine = difflib.SequenceMatcher(None, base, ours, autojunk=False).get_matching_blocks()
     others = difflib.SequenceMatcher(None, base, theirs, autojunk=False).get_matching_blocks()
     here = there = 0

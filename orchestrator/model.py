@@ -364,12 +364,20 @@ class TakenFile:
     """the local file as it was written"""
     pending: bool
     """whether that was only begun, as far as is known"""
-    marked: bool
-    """whether conflicts stand in the local file now"""
 
     def holds(self, here: HarnessFile | None) -> bool:
         """Whether the local file, as it is now, takes the host's version into account."""
         return here == self.new if self.pending else here != self.replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What the local harness has taken in of one host since the last sync."""
+
+    files: Mapping[str, TakenFile]
+    """by path"""
+    unresolved: tuple[str, ...]
+    """local files in which conflicts of a merge stand now"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
 LAYERS = [
     "model errors",
-    "merging needs config answers plan routes ssh",
+    "merging needs taken config answers plan routes ssh",
     "actions",
     "workflows",
     "reports",

@@ -12,7 +12,18 @@ from typing import Any
 
 from orchestrator.answers import entries_of, file_entry, harness_of, read_harness
 from orchestrator.errors import ConfigError, Refused, TransferError
-from orchestrator.model import Drift, FileChange, Harness, HarnessFacts, HarnessFile, Host, Job, TakenFile, Timeouts
+from orchestrator.model import (
+    Drift,
+    FileChange,
+    Harness,
+    HarnessFacts,
+    HarnessFile,
+    Host,
+    Job,
+    Taken,
+    TakenFile,
+    Timeouts,
+)
 from orchestrator.ssh.agent import Conversation, ask
 from orchestrator.ssh.connection import Connection
 from remote_payload.agent import manifest, wire
@@ -91,7 +102,7 @@ def _contents(rows: Sequence[Mapping[str, Any]]) -> dict[str, bytes | None]:
     return {row["path"]: None if row["data"] is None else base64.b64decode(row["data"]) for row in rows}
 
 
-def drift(ours: Harness, facts: HarnessFacts, taken: Mapping[str, TakenFile]) -> Drift:
+def drift(ours: Harness, facts: HarnessFacts, taken: Taken) -> Drift:
     """Three-way comparison: last synced, local, remote.
 
     A host's version that was `taken` into the local tree is nobody's edit any more, unless the local file has gone
@@ -100,7 +111,7 @@ def drift(ours: Harness, facts: HarnessFacts, taken: Mapping[str, TakenFile]) ->
     theirs, renamed = facts.harness, {file.path: old for old, file in facts.renames}
     if theirs is not None and facts.renames:
         theirs = harness_of([*entries_of(theirs), *(file_entry(file) for _, file in facts.renames)])
-    base = _with_taken(ours, theirs, facts.base, taken)
+    base = _with_taken(ours, theirs, facts.base, taken.files)
     compared = manifest.compare(
         None if base is None else [file_entry(file) for file in base],
         entries_of(ours),
@@ -113,14 +124,13 @@ def drift(ours: Harness, facts: HarnessFacts, taken: Mapping[str, TakenFile]) ->
     files = _renamed_here(files, ours, base or ())
     known = {change.path for change in files}
     files += [FileChange(path=path, change="extra", side="remote") for path in facts.extras if path not in known]
-    marked = tuple(path for path, file in taken.items() if file.marked)
     return Drift(
         state=compared["state"],
         local=ours,
         remote=theirs,
         base=facts.base,
         files=tuple(files),
-        unresolved=marked,
+        unresolved=taken.unresolved,
     )
 
 
@@ -181,13 +191,17 @@ def _question(job: Job, found: Drift) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while size:
-            piece = file.read(min(size, wire.CHUNK))
-            if not piece:
-                return  # it shrank meanwhile: the host's hash check says so
-            size -= len(piece)
-            yield piece
+    try:
+        with path.open("rb") as file:
+            while size:
+                piece = file.read(min(size, wire.CHUNK))
+                if not piece:
+                    return  # it shrank meanwhile: the host's hash check says so
+                size -= len(piece)
+                yield piece
+    except OSError as error:
+        hint = "run the command again"
+        raise Refused(f"{path}: {error.strerror} (it was there a moment ago); nothing was pushed", hint=hint) from None
 
 
 def fetch(

@@ -1,25 +1,21 @@
 """The local harness folder as something that is changed: files of the host are brought into it, whole or not at all.
 
-What is replaced is saved beside, in `.orch/saved`. `.orch/taken.json` remembers which versions of the host the local
-tree has taken in, until they are synced: a merge that goes on by hand needs no consent again.
+What is replaced is saved beside, in `.orch/saved`; taken.py remembers what was taken in.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import remote_payload
-from orchestrator.answers import file_entry, read_file_entry
-from orchestrator.errors import OrchError, Refused
-from orchestrator.merging import has_markers
-from orchestrator.model import Harness, HarnessFile, Host, Inventory, Job, LocalChange, TakenFile
+from orchestrator import taken
+from orchestrator.answers import file_entry
+from orchestrator.errors import Refused
+from orchestrator.model import Harness, Host, Inventory, Job, LocalChange
 from remote_payload.agent import replace, wire
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder
@@ -104,8 +100,8 @@ def change(job: Job, host: Host, ours: Harness, changes: Sequence[LocalChange]) 
             swap.receive(piece for one in sent for piece in _pieces(one.content or b""))
             swap.verify()
             saved = swap.save(lambda path, entry: True)
-            _remember(job, host, here, changes, pending=True)
-            changed = swap.swap(lambda: _remember(job, host, here, changes, pending=False))
+            taken.remember(job, host, here, changes, pending=True)
+            changed = swap.swap(lambda: taken.remember(job, host, here, changes, pending=False))
     except AgentError as error:
         raise Refused(error.message, hint=error.hint) from None
     return Pulled(
@@ -142,78 +138,4 @@ def _hide_from_git(root: str) -> None:
 
 def texts(job: Job, paths: Sequence[str]) -> dict[str, bytes]:
     """The local files as they are now; an empty one where one is gone."""
-    return {path: _text(job, path) for path in paths}
-
-
-# -- what was taken in ------------------------------------------------------------------------------------------
-
-
-def taken(job: Job, host: Host) -> dict[str, TakenFile]:
-    """The host's versions that the local tree has taken in since the last sync, by path."""
-    rows = _read(job).get(_place(job, host))
-    found = {}
-    for path, row in rows.items() if isinstance(rows, dict) else ():
-        with suppress(KeyError, TypeError, AttributeError):
-            files = {key: read_file_entry(row[key]) if row[key] else None for key in ("theirs", "replaced", "new")}
-            marked = bool(row["conflicts"]) and has_markers(_text(job, path))
-            found[path] = TakenFile(**files, pending=bool(row["pending"]), marked=marked)
-    return found
-
-
-def forget(job: Job, host: Host) -> None:
-    """The local tree is synced: what it had taken in is the host's own now."""
-    record = _read(job)
-    if record.pop(_place(job, host), None) is not None:
-        _write(job, record)
-
-
-def _remember(
-    job: Job, host: Host, here: Mapping[str, HarnessFile], changes: Sequence[LocalChange], *, pending: bool
-) -> None:
-    """Before the change and after it: what is killed in between is neither taken for done nor for nothing."""
-    record = _read(job)
-    rows = record.setdefault(_place(job, host), {})
-    for one in changes:
-        rows[one.path] = {
-            "theirs": file_entry(one.theirs) if one.theirs is not None else None,
-            "replaced": file_entry(here[one.path]) if one.path in here else None,
-            "new": file_entry(one.new) if one.new is not None else None,
-            "pending": pending,
-            "conflicts": one.conflicts,
-        }
-    _write(job, record)
-
-
-def _text(job: Job, path: str) -> bytes:
-    try:
-        with open(Folder(str(job.harness_local)).open(path), "rb") as file:
-            return file.read()
-    except (OSError, AgentError):
-        return b""
-
-
-def _place(job: Job, host: Host) -> str:
-    return f"{host.ssh}:{job.harness_remote}"
-
-
-def _record(job: Job) -> Path:
-    return job.harness_local / replace.OWN / RECORD
-
-
-def _read(job: Job) -> dict[str, Any]:
-    try:
-        record = json.loads(_record(job).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    places = record.get("places") if isinstance(record, dict) else None
-    return places if isinstance(places, dict) else {}
-
-
-def _write(job: Job, places: Mapping[str, Any]) -> None:
-    path = _record(job)
-    beside = path.with_name(f"{RECORD}.{os.getpid()}.tmp")
-    try:
-        beside.write_text(json.dumps({"schema": 1, "places": places}), encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise OrchError(f"{path} can't be written: {error.strerror}") from None
+    return {path: taken.text(job, path) for path in paths}

@@ -81,7 +81,8 @@ def _tell(call: Call, report: SyncReport) -> None:
     pulled, pushed = report.pulled, report.pushed
     if pulled:
         saved = f"; what was here is saved in {pulled.saved}" if pulled.saved else ""
-        click.echo(f"changed {len(pulled.paths)} files in {pulled.folder} as on {report.host.name}{saved}")
+        count = f"{len(pulled.paths)} of the changes on {report.host.name}"
+        click.echo(f"brought {count} into {pulled.folder}{saved}")
         if pulled.git:
             click.echo(f"to review: git -C {pulled.folder} diff", err=True)
         if not pushed and not pulled.conflicts:

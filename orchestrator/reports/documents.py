@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchError
 from orchestrator.model import Candidate, Checkpoint, Estimate, Plan, Result, Run, Scan, Staged
-from orchestrator.workflows.preflight import PreflightReport
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
-from orchestrator.workflows.sync_harness import SyncReport
+
+if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
+    from orchestrator.workflows.preflight import PreflightReport
+    from orchestrator.workflows.sync_harness import SyncReport
 
 SCHEMA = 1
 PROCESS_KEYS = ("state", "pid", "started_at", "user")

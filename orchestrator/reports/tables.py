@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.model import Drift, Estimate, Plan, Result, Scan, Staged
 from orchestrator.reports.text import ago, duration, rate, shown, size
-from orchestrator.workflows.preflight import PreflightReport
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+
+if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
+    from orchestrator.actions.harness_diff import FileDiff
+    from orchestrator.workflows.preflight import PreflightReport
 
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {

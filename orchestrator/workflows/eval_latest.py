@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, routes
+from orchestrator import config, routes, taken
 from orchestrator import plan as planning
-from orchestrator.actions import harness, localtree, runs, staging, torn, training
+from orchestrator.actions import harness, runs, staging, torn, training
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
@@ -208,7 +208,7 @@ def _act(
     windows = [training.window("observe", scene.train.name, before, before)]
     if plan.action("sync"):
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
-        localtree.forget(scene.job, scene.evaluate)
+        taken.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
         _check_fit(scene, connections)
         staging.ship(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator import config, plan
-from orchestrator.actions import harness, localtree, preflight
+from orchestrator import config, plan, taken
+from orchestrator.actions import harness, preflight
 from orchestrator.actions.observation import RunFacts
 from orchestrator.answers import read_harness
 from orchestrator.errors import Refused
@@ -45,7 +45,7 @@ def preflight_job(
     tensors = preflight.tensors_of(scan) if job.ship == "model" else None
     connection, limits = connections.to(host), inventory.timeouts
     answer = preflight.try_out(connection, host, job, ours, wanted, tensors, limits, synced=False)
-    drift = harness.drift(ours, read_harness(host.name, answer["harness"]), localtree.taken(job, host))
+    drift = harness.drift(ours, read_harness(host.name, answer["harness"]), taken.read(job, host))
     checks = [_checkpoint(run, facts)] if run is not None else []
     checks += [preflight.tensors_check(job, scan, answer), _harness(job, host, drift)]
     checks += preflight.judge(host, job, wanted, answer)

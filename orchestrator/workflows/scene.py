@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator import plan as planning
-from orchestrator.actions import harness, localtree, training
+from orchestrator.actions import harness, training
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import NothingToEvaluate
@@ -130,7 +130,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
         facts=facts,
         box=answers[1].host,
         trains=_trains(answers[0] if evaluate.name == train.name else answers[-1]),
-        drift=harness.drift(ours, facts.harness, localtree.taken(job, evaluate)),
+        drift=harness.drift(ours, facts.harness, taken.read(job, evaluate)),
         job_digest=planning.job_digest(job),
         data_digest=planning.data_digest(facts.data),
         warnings=(*seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator import config
-from orchestrator.actions import checkpoints, harness, localtree
+from orchestrator import config, taken
+from orchestrator.actions import checkpoints, harness
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import OrchError
@@ -162,7 +162,7 @@ def _run_row(
 
 def _drift(run_job: RunJob, seen: EvalFacts) -> str:
     job, host, ours = run_job
-    return harness.drift(ours, seen.harness, localtree.taken(job, host)).state
+    return harness.drift(ours, seen.harness, taken.read(job, host)).state
 
 
 def _next_checkpoint(spacing: int | None, latest: Checkpoint | None, progress: Json | None) -> float | None:

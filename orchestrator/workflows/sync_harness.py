@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator.actions import harness, localtree, taking
 from orchestrator.actions.harness import Pushed
 from orchestrator.actions.harness_diff import FileDiff, diffs
@@ -60,7 +60,7 @@ def compared(
     host = config.choose_eval_host(inventory, run, host_name)
     ours = harness.local(job)
     with harness.Session(connections.to(host), host, job, ours, also, inventory.timeouts) as session:
-        drift = harness.drift(ours, session.facts, localtree.taken(job, host))
+        drift = harness.drift(ours, session.facts, taken.read(job, host))
         found = tuple(diffs(drift, job.harness_local, session.theirs))
         yield SyncReport(host=host, job=job, drift=drift, diffs=found, session=session)
 
@@ -154,7 +154,7 @@ def _changed(report: SyncReport, changes: Sequence[LocalChange], inventory: Inve
 
 def _push(report: SyncReport, drift: Drift) -> Pushed:
     pushed = report.session.push(drift)
-    localtree.forget(report.job, report.host)
+    taken.forget(report.job, report.host)
     return pushed
 
 

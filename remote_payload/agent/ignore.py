@@ -53,7 +53,9 @@ class Rules:
         self._rules = [_compile(pattern) for pattern in (*DEFAULTS, *patterns)]
 
     def ignored(self, path: str, folder: bool) -> bool:
-        """Whether `path` (relative, POSIX) is left out. Its parents are taken not to be."""
+        """Whether `path` (relative, POSIX) is left out; orch's own folder is. Its parents are taken not to be."""
+        if path == ".orch":
+            return True
         verdict = False
         for regex, folders_only, keep in self._rules:
             if (folder or not folders_only) and regex.fullmatch(path):

@@ -276,3 +276,18 @@ def test_a_drafter_that_the_harness_refuses_is_refused_with_the_same_words(tmp_p
     layers = {"target": {"num_layers": 99, "hidden_size": shape[0]}, "target_layer_ids": []}
     (tmp_path / "manifest.json").write_text(json.dumps(layers))
     assert _check_tensors(tensors, settings, "--cache", str(tmp_path))[0] == 2
+
+
+def test_a_work_folder_without_execution_is_told_where_the_job_runs_a_file_of_its_own(project: Project) -> None:
+    work = project.host / "orch"
+    work.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,size=1m", "tmpfs", str(work)]).returncode:
+        pytest.skip("needs root to mount a disk")
+    try:
+        assert project.check("work folder")[0] == "ok", "python reads its files, and runs none of them"
+        job = JOB.format(more="", rest="").replace('"{python}", eval.py', "./run.sh")
+        (project.folder / "jobs/job.yaml").write_text(job)
+        state, detail = project.check("work folder")
+        assert state == "fail" and "noexec" in detail
+    finally:
+        subprocess.run(["umount", "-l", str(work)], check=True)

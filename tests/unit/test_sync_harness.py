@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator.actions import localtree
 from orchestrator.errors import OrchError, Refused, TransferError
 from orchestrator.reports.documents import document, sync_body
@@ -319,7 +319,7 @@ def test_conflicts_are_written_here_and_nothing_is_pushed_before_they_are_resolv
     write(project.local, "eval.py", LINES.replace("line 1\n", "both\n"))
     assert project.state() == "local_ahead"
     assert project.sync().pushed and tree(project.remote) == tree(project.local)
-    assert localtree.taken(done.job, done.host) == {}
+    assert taken.read(done.job, done.host) == taken.NOTHING
 
 
 def test_a_merge_that_is_given_up_leaves_the_host_s_edit_an_edit(project: Project) -> None:
@@ -540,3 +540,59 @@ def _killed_at(moment: int, act: Callable[[], object]) -> bool:
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def test_conflicts_of_a_merge_with_one_host_are_pushed_to_no_other(project: Project) -> None:
+    hosts = project.folder / "project/hosts.yaml"
+    other = hosts.read_text().replace("box:", "other:").replace("/host,", "/other,").replace("hosts:\n", "")
+    hosts.write_text(hosts.read_text().replace("runs:", other.replace("runs: {}\n", "") + "runs:"))
+    (project.folder / "other").mkdir()
+    edit(project.local / "eval.py", "line 1\n", "mine\n")
+    edit(project.remote / "eval.py", "line 1\n", "theirs\n")
+    with story.compared(project.inventory, None, "box", project.connections) as report:
+        assert story.merge(report, project.inventory, project.connections).pulled
+    with (
+        story.compared(project.inventory, None, "other", project.connections) as report,
+        pytest.raises(Refused, match="conflicts of the last merge"),
+    ):
+        story.sync(report, Answer(True))
+    assert not (project.folder / "other/eval").exists()
+
+
+def test_a_local_file_that_vanishes_before_it_is_sent_is_said(project: Project) -> None:
+    write(project.local, "eval.py", "newer")
+    there = tree(project.remote)
+    with project.compared() as report:
+        (project.local / "eval.py").unlink()
+        with pytest.raises(Refused, match=r"eval\.py: No such file .* nothing was pushed"):
+            story.sync(report, Answer(True))
+    assert tree(project.remote) == there
+
+
+# -- as it is typed ---------------------------------------------------------------------------------------------
+
+
+def _typed(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from orchestrator.cli import main; main()", "sync-harness", *words]
+    root = Path(config.__file__).parents[2]
+    own = {"PYTHONPATH": str(root), "ORCH_HOME": str(project.folder / "state")}
+    return subprocess.run(
+        command, cwd=project.folder / "project", env={**os.environ, **own}, capture_output=True, text=True
+    )
+
+
+def test_the_command_says_what_was_brought_where_and_what_to_type_next(project: Project) -> None:
+    edit(project.remote / "eval.py", "line 1\n", "theirs\n")
+    assert _typed(project, "--keep-remote", "--merge").returncode == 2
+    assert _typed(project, "--add", "x").returncode == 2
+    assert _typed(project, "--check").returncode == 1
+    refused = _typed(project)
+    assert refused.returncode == 6 and "--keep-remote" in refused.stderr
+    kept = _typed(project, "--keep-remote")
+    assert kept.returncode == 0 and f"brought 1 of the changes on box into {project.local}" in kept.stdout
+    assert "what was here is saved in" in kept.stdout and "then: orch sync-harness job" in kept.stderr
+    edit(project.local / "eval.py", "line 5\n", "mine\n")
+    edit(project.remote / "eval.py", "line 5\n", "theirs too\n")
+    merged = _typed(project, "--merge")
+    assert merged.returncode == 6 and "conflicts in eval.py; nothing was pushed" in merged.stderr
+    assert "<<<<<<< to >>>>>>>" in merged.stderr
