@@ -59,7 +59,7 @@ def make_plan(
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
     if drift.unresolved:
-        refused = (*refused, _unresolved(drift, job))
+        refused = (*refused, unresolved_refusal(drift, job))
     if drift.overwrites_unknown and not consent_possible:
         refused = (*refused, drift_refusal(drift, side.host, job))
     return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
@@ -95,7 +95,8 @@ def drift_refusal(drift: Drift, host: Host, job: Job) -> Refusal:
     return Refusal(reason=_drift_reason(drift, host), hint=hint)
 
 
-def _unresolved(drift: Drift, job: Job) -> Refusal:
+def unresolved_refusal(drift: Drift, job: Job) -> Refusal:
+    """For a local harness in which conflicts of a merge still stand."""
     names = ", ".join(drift.unresolved)
     hint = f"resolve them (<<<<<<< to >>>>>>>), then: orch sync-harness {job.name}"
     return Refusal(reason=f"{job.harness_local}: conflicts of the last merge stand in {names}", hint=hint)

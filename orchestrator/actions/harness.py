@@ -42,10 +42,11 @@ class Pushed:
     """the folder on the host where replaced files went"""
 
 
-def local(job: Job) -> Harness:
-    """The local harness as it is now. Raises ConfigError for names and links that can't be synced."""
+def local(job: Job, notes: list[str] | None = None) -> Harness:
+    """The local harness as it is now; `notes` collects what was left out and why. Raises ConfigError for names that
+    can't be synced."""
     try:
-        return harness_of(manifest.build(str(job.harness_local)))
+        return harness_of(manifest.build(str(job.harness_local), notes=notes))
     except AgentError as error:
         raise ConfigError(error.message, hint=error.hint) from None
 

@@ -18,7 +18,7 @@ from orchestrator.errors import Refused
 def preflight(
     job: str | None, run: str | None, host: str | None, as_json: bool, verbose: int, inventory: Path | None
 ) -> None:
-    """Try what an evaluation will need, before anything is synced or shipped."""
+    """Try what an evaluation needs, before shipping."""
     with calling("preflight", as_json, verbose, inventory) as call:
         from orchestrator.reports.documents import preflight_body
         from orchestrator.workflows.preflight import preflight_job

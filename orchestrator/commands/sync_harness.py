@@ -54,6 +54,7 @@ def sync_harness(
             story.compared(found, job, host, connections, add) as report,
         ):
             call.body = sync_body(report)
+            call.warn(report.notes)
             if not as_json:
                 from orchestrator.reports.tables import diff_lines
 

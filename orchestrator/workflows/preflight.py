@@ -99,7 +99,8 @@ def _checkpoint(run: TrainingRun, facts: RunFacts | None) -> Check:
 
 def _harness(job: Job, host: Host, drift: Drift) -> Check:
     if drift.overwrites_unknown or drift.unresolved:
-        refusal = plan.drift_refusal(drift, host, job)
+        unresolved = bool(drift.unresolved)
+        refusal = plan.unresolved_refusal(drift, job) if unresolved else plan.drift_refusal(drift, host, job)
         return Check(name="harness", state="fail", detail=refusal.reason, hint=refusal.hint)
     return Check(name="harness", state="ok", detail=drift.state)
 

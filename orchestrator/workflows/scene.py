@@ -103,7 +103,8 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     job = config.choose_job(inventory, run, options.job)
     evaluate = config.choose_eval_host(inventory, run, options.host)
     train = inventory.hosts[run.hosts[0]]
-    ours = harness.local(job)
+    notes: list[str] = []
+    ours = harness.local(job, notes)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
     looks = [
         Look(host=train, runs=(run,), step=options.step, sample=True, tensors={"model_key": job.model_key}),
@@ -133,7 +134,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
         drift=harness.drift(ours, facts.harness, taken.read(job, evaluate)),
         job_digest=planning.job_digest(job),
         data_digest=planning.data_digest(facts.data),
-        warnings=(*seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),
+        warnings=(*notes, *seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),
     )
 
 

@@ -37,6 +37,8 @@ class SyncReport:
     job: Job
     drift: Drift
     diffs: tuple[FileDiff, ...]
+    notes: tuple[str, ...]
+    """what was left out of the comparison on either side, and why"""
     session: harness.Session
     pushed: Pushed | None = None
     pulled: Pulled | None = None
@@ -58,11 +60,13 @@ def compared(
     job = config.load_job(inventory, job_name or config.only_job(inventory))
     run = next((run for run in inventory.runs.values() if run.job in (None, job.name)), None)
     host = config.choose_eval_host(inventory, run, host_name)
-    ours = harness.local(job)
+    notes: list[str] = []
+    ours = harness.local(job, notes)
     with harness.Session(connections.to(host), host, job, ours, also, inventory.timeouts) as session:
         drift = harness.drift(ours, session.facts, taken.read(job, host))
         found = tuple(diffs(drift, job.harness_local, session.theirs))
-        yield SyncReport(host=host, job=job, drift=drift, diffs=found, session=session)
+        notes += session.facts.notes
+        yield SyncReport(host=host, job=job, drift=drift, diffs=found, notes=tuple(notes), session=session)
 
 
 def differences(

@@ -596,3 +596,12 @@ def test_the_command_says_what_was_brought_where_and_what_to_type_next(project: 
     merged = _typed(project, "--merge")
     assert merged.returncode == 6 and "conflicts in eval.py; nothing was pushed" in merged.stderr
     assert "<<<<<<< to >>>>>>>" in merged.stderr
+
+
+def test_what_is_left_out_is_named(project: Project) -> None:
+    (project.local / "out.py").symlink_to("/etc/hostname")
+    (project.local / "dangling").symlink_to("nowhere")
+    os.mkfifo(project.remote / "pipe")
+    done = _typed(project)
+    assert done.returncode == 0 and done.stderr.count("is left out") == 3
+    assert "'out.py'" in done.stderr and "'pipe'" in done.stderr
