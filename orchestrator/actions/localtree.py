@@ -103,7 +103,7 @@ def change(job: Job, host: Host, ours: Harness, changes: Sequence[LocalChange]) 
             taken.remember(job, host, here, changes, pending=True)
             changed = swap.swap(lambda: taken.remember(job, host, here, changes, pending=False))
     except AgentError as error:
-        raise Refused(error.message, hint=error.hint) from None
+        raise Refused(error.message, hint=error.hint.replace(" on the host", "")) from None
     return Pulled(
         folder=job.harness_local,
         paths=(*changed, *gone),

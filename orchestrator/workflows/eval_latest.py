@@ -207,7 +207,9 @@ def _act(
     before, limits = scene.sample(), scene.inventory.timeouts
     windows = [training.window("observe", scene.train.name, before, before)]
     if plan.action("sync"):
-        harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+        pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+        if pushed.saved:
+            listener.warned(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
         taken.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
         _check_fit(scene, connections)

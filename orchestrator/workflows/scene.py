@@ -106,8 +106,9 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     notes: list[str] = []
     ours = harness.local(job, notes)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
+    tensors = {"model_key": job.model_key} if job.ship == "model" else None
     looks = [
-        Look(host=train, runs=(run,), step=options.step, sample=True, tensors={"model_key": job.model_key}),
+        Look(host=train, runs=(run,), step=options.step, sample=True, tensors=tensors),
         Look(host=evaluate, job=job, local=ours, digest=True),
         *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
     ]

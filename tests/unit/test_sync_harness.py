@@ -605,3 +605,17 @@ def test_what_is_left_out_is_named(project: Project) -> None:
     done = _typed(project)
     assert done.returncode == 0 and done.stderr.count("is left out") == 3
     assert "'out.py'" in done.stderr and "'pipe'" in done.stderr
+
+
+def test_a_local_folder_that_can_t_be_written_is_said_and_stays_as_it_is(project: Project) -> None:
+    kept = tree(project.local)
+    if subprocess.run(["mount", "--bind", str(project.local), str(project.local)]).returncode:
+        pytest.skip("needs root to mount a folder")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(project.local)], check=True)
+        edit(project.remote / "eval.py", "line 1\n", "theirs\n")
+        with pytest.raises(Refused, match="read-only") as refused:
+            project.keep()
+        assert "on the host" not in refused.value.hint and tree(project.local) == kept
+    finally:
+        subprocess.run(["umount", "-l", str(project.local)], check=True)
