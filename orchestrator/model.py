@@ -301,6 +301,8 @@ class Scan:
     """seconds since it was written, by its own host's clock"""
     candidates: tuple[Candidate, ...]
     warnings: tuple[str, ...]
+    tensors: Mapping[str, object] | None = None
+    """what the latest one holds, where it was asked for: its tensors, its settings, or why they can't be listed"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +333,66 @@ class FileChange:
     path: str
     change: Literal["added", "modified", "deleted", "mode", "extra"]
     side: Literal["local", "remote", "both"]
+    renamed_from: str = ""
+    """with `added`: the path under which the same bytes lay at the last sync, and lie no more"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessFacts:
+    """The harness folder on a host as it was found, against a local one."""
+
+    harness: Harness | None
+    """the files there that the local manifest or the last sync names; None where the folder is missing"""
+    base: Harness | None
+    """as it was last synced; None where orch never did"""
+    extras: tuple[str, ...]
+    """files there that neither names"""
+    renames: tuple[tuple[str, HarnessFile], ...]
+    """(path at the last sync, file as it lies there now)"""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenFile:
+    """A host's version of a file that was brought into the local tree and is not synced yet."""
+
+    theirs: HarnessFile | None
+    """as it lay there; None where it was deleted there"""
+    replaced: HarnessFile | None
+    """the local file before"""
+    new: HarnessFile | None
+    """the local file as it was written"""
+    pending: bool
+    """whether that was only begun, as far as is known"""
+
+    def holds(self, here: HarnessFile | None) -> bool:
+        """Whether the local file, as it is now, takes the host's version into account."""
+        return here == self.new if self.pending else here != self.replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What the local harness has taken in of one host since the last sync."""
+
+    files: Mapping[str, TakenFile]
+    """by path"""
+    unresolved: tuple[str, ...]
+    """local files in which conflicts of a merge stand now"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalChange:
+    """What becomes of one local file when a host's edits are brought home."""
+
+    path: str
+    new: HarnessFile | None
+    """None: it is deleted"""
+    content: bytes | None
+    """None: it is deleted, or keeps its bytes under another mode"""
+    theirs: HarnessFile | None
+    """the host's version that this takes in"""
+    conflicts: int = 0
+    """that stand in `content`"""
 
 
 DriftState = Literal["in_sync", "local_ahead", "remote_edited", "both", "absent", "unknown"]
@@ -345,11 +407,24 @@ class Drift:
     remote: Harness | None
     base: Harness | None
     files: tuple[FileChange, ...]
+    unresolved: tuple[str, ...] = ()
+    """local files in which conflicts of a merge still stand"""
 
     @property
     def overwrites_unknown(self) -> bool:
         """Whether a push would replace what orch did not put there."""
         return self.state in ("remote_edited", "both", "unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that an evaluation needs, tried beforehand."""
+
+    name: str
+    state: Literal["ok", "fail", "skipped"]
+    detail: str
+    hint: str = ""
+    """what would help"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,8 @@ def make_plan(
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
     actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
+    if drift.unresolved:
+        refused = (*refused, unresolved_refusal(drift, job))
     if drift.overwrites_unknown and not consent_possible:
         refused = (*refused, drift_refusal(drift, side.host, job))
     return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
@@ -86,8 +88,18 @@ def _push_bytes(drift: Drift) -> int:
 
 def drift_refusal(drift: Drift, host: Host, job: Job) -> Refusal:
     """For a harness that holds what orch did not put there, while nobody consents to replacing it."""
-    hint = f"orch sync-harness {job.name} --host {host.name} shows the difference; --yes takes ours, saving theirs"
+    hint = (
+        f"orch sync-harness {job.name} --host {host.name} shows the difference; then --keep-remote, --merge, or "
+        "--take-local; --yes takes ours, saving theirs"
+    )
     return Refusal(reason=_drift_reason(drift, host), hint=hint)
+
+
+def unresolved_refusal(drift: Drift, job: Job) -> Refusal:
+    """For a local harness in which conflicts of a merge still stand."""
+    names = ", ".join(drift.unresolved)
+    hint = f"resolve them (<<<<<<< to >>>>>>>), then: orch sync-harness {job.name}"
+    return Refusal(reason=f"{job.harness_local}: conflicts of the last merge stand in {names}", hint=hint)
 
 
 def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_training_host: bool) -> tuple[Refusal, ...]:

@@ -12,9 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
-LAYERS = ["model errors", "config answers plan routes ssh", "actions", "workflows", "reports", "commands", "cli"]
+LAYERS = [
+    "model errors",
+    "merging needs taken config answers plan routes ssh",
+    "actions",
+    "workflows",
+    "reports",
+    "commands",
+    "cli",
+]
 ORDER = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
-BOTH_SIDES = ("wire", "manifest", "errors")
+BOTH_SIDES = ("wire", "manifest", "errors", "folder", "replace")
 SHARED = {"remote_payload", "remote_payload.agent"} | {f"remote_payload.agent.{name}" for name in BOTH_SIDES}
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.answers import Json, entries_of, harness_of, read_run, read_scan
+from orchestrator.answers import Json, entries_of, read_harness, read_run, read_scan
 from orchestrator.errors import OrchError
-from orchestrator.model import Harness, Host, Job, Run, Scan, Timeouts, TrainingRun
+from orchestrator.model import Harness, HarnessFacts, Host, Job, Run, Scan, Timeouts, TrainingRun
 from orchestrator.ssh.agent import ERRORS, Role, ask
 from orchestrator.ssh.connection import Connection
 
@@ -30,10 +30,7 @@ class RunFacts:
 class EvalFacts:
     """An evaluation host as a job needs to see it."""
 
-    harness: Harness | None
-    """the files there that the local manifest names; None where the folder is missing"""
-    base: Harness | None
-    extras: tuple[str, ...]
+    harness: HarnessFacts
     staged: Mapping[str, Json]
     """checkpoint identity -> where it lies"""
     arriving: Mapping[str, int]
@@ -59,19 +56,26 @@ class HostFacts:
 
 
 def run_question(
-    run: TrainingRun, host: Host, step: int | None = None, torn: Sequence[str] = (), job: Job | None = None
+    run: TrainingRun,
+    host: Host,
+    step: int | None = None,
+    torn: Sequence[str] = (),
+    job: Job | None = None,
+    *,
+    tensors: bool = False,
 ) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
     With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be; with `job`, one
     whose model can't be taken out because orch does not read the file is passed over where the job wants the model.
+    `tensors` also lists what the latest one holds.
     """
     rule = run.process
     process = None
     if rule is not None:
         named = {"match": rule.match, "pid": rule.pid, "pidfile": rule.pidfile}
         process = {key: value for key, value in named.items() if value is not None}
-    saved = {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn)}
+    saved = {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn), "tensors": tensors}
     if job is not None:
         saved.update(ship=job.ship, model_key=job.model_key)
     return {
@@ -110,13 +114,14 @@ def observe(
     step: int | None = None,
     torn: Sequence[str] = (),
     job: Job | None = None,
+    tensors: bool = False,
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host, step, torn, job) for run in runs],
+        "runs": [run_question(run, host, step, torn, job, tensors=tensors) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,
@@ -161,12 +166,9 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
 
 
 def _eval_facts(host: Host, facts: Json) -> EvalFacts:
-    found = facts["harness"]
-    base = found["base"]
+    harness = read_harness(host.name, facts["harness"])
     return EvalFacts(
-        harness=harness_of(found["files"]) if found["exists"] else None,
-        base=harness_of(base) if base is not None else None,
-        extras=tuple(extra["path"] for extra in found["extras"]),
+        harness=harness,
         staged={row["identity"]: row for row in facts["staged"]},
         arriving={row["identity"]: row["bytes"] for row in facts["arriving"]},
         runs=tuple(read_run(host.name, row) for row in facts["runs"]),
@@ -174,5 +176,5 @@ def _eval_facts(host: Host, facts: Json) -> EvalFacts:
         data=facts["data"],
         server=facts["server"],
         python=facts["python"],
-        errors=tuple(f"{host.name}: {note}" for note in found["notes"]),
+        errors=harness.notes,
     )

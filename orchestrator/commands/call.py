@@ -24,7 +24,7 @@ from orchestrator.errors import Interrupted, OrchError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.actions.harness import FileDiff
+    from orchestrator.actions.harness_diff import FileDiff
     from orchestrator.model import Drift, Inventory
     from orchestrator.ssh.choose import Connections
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.actions.harness import Pushed
 from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Drift, Estimate, Plan, Result, Run, Scan, Staged
+from orchestrator.model import Candidate, Checkpoint, Estimate, Plan, Result, Run, Scan, Staged
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+
+if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
+    from orchestrator.workflows.preflight import PreflightReport
+    from orchestrator.workflows.sync_harness import SyncReport
 
 SCHEMA = 1
 PROCESS_KEYS = ("state", "pid", "started_at", "user")
@@ -142,17 +145,37 @@ def _staged(row: Staged, cleaned: bool) -> Document:
     }
 
 
-def sync_body(host: str, drift: Drift, pushed: Pushed | None) -> Document:
+def sync_body(report: SyncReport) -> Document:
     """CONTRACT's `sync-harness`."""
+    drift, pushed, pulled = report.drift, report.pushed, report.pulled
     return {
-        "host": host,
+        "host": report.host.name,
         "state": drift.state,
         "local": drift.local.digest,
         "remote": drift.remote.digest if drift.remote else None,
         "base": drift.base.digest if drift.base else None,
-        "files": [{"path": c.path, "change": c.change, "side": c.side} for c in drift.files],
+        "files": [
+            {"path": c.path, "change": c.change, "side": c.side, "renamed_from": c.renamed_from or None}
+            for c in drift.files
+        ],
         "pushed": list(pushed.paths) if pushed else [],
         "saved": pushed.saved if pushed else None,
+        "pulled": list(pulled.paths) if pulled else [],
+        "conflicts": list(pulled.conflicts) if pulled else list(drift.unresolved),
+        "saved_here": pulled.saved if pulled else None,
+    }
+
+
+def preflight_body(report: PreflightReport) -> Document:
+    """CONTRACT's `preflight`."""
+    return {
+        "job": report.job.name,
+        "host": report.host.name,
+        "run": report.run,
+        "checks": [
+            {"name": check.name, "state": check.state, "detail": check.detail, "hint": check.hint or None}
+            for check in report.checks
+        ],
     }
 
 

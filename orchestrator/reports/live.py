@@ -15,7 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from orchestrator.actions.harness import FileDiff
+from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.answers import Json
 from orchestrator.model import Drift, Job, Plan, Run, Scan
 from orchestrator.reports import tables

@@ -114,6 +114,7 @@ FOUND = maybe(record(path=TEXT, step=COUNT, bytes=COUNT, ship_bytes=COUNT, ident
 CHANGED_FILE = record(
     path=TEXT, change=one_of("added", "modified", "deleted", "mode", "extra"), side=one_of("local", "remote", "both")
 )
+CHANGED_FILE["properties"]["renamed_from"] = maybe(TEXT)
 
 ACTION = record(do=one_of("sync", "ship", "launch", "join", "nothing"), why=TEXT, bytes=maybe(COUNT), route=maybe(TEXT))
 ESTIMATE = record(value=NUMBER, low=maybe(NUMBER), high=maybe(NUMBER))
@@ -163,6 +164,17 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
             "files": many(CHANGED_FILE),
             "pushed": many(TEXT),
             "saved": maybe(TEXT),
+        },
+        {"pulled": many(TEXT), "conflicts": many(TEXT), "saved_here": maybe(TEXT)},
+    ),
+    "preflight": (
+        {
+            "job": TEXT,
+            "host": TEXT,
+            "run": maybe(TEXT),
+            "checks": many(
+                record(name=TEXT, state=one_of("ok", "fail", "skipped"), detail=TEXT, hint=maybe(TEXT)),
+            ),
         },
         {},
     ),

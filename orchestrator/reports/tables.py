@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.actions.harness import FileDiff
 from orchestrator.model import Drift, Estimate, Plan, Result, Scan, Staged
 from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
+
+if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
+    from orchestrator.actions.harness_diff import FileDiff
+    from orchestrator.workflows.preflight import PreflightReport
 
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {
@@ -173,12 +177,29 @@ def diff_lines(diffs: Sequence[FileDiff], drift: Drift, limit: int | None = None
 
 
 def _diff_lines(diffs: Sequence[FileDiff]) -> Iterator[tuple[str, str]]:
+    moved = {(diff.change.renamed_from, "deleted") for diff in diffs}
     for diff in diffs:
         change = diff.change
+        if (change.path, change.change) in moved:
+            continue
+        if change.renamed_from:
+            yield f"renamed   {shown(change.renamed_from)} -> {shown(change.path)}  [{change.side}]", "bold"
+            continue
         new = change.change == "added" and not diff.lines
         note = " (left alone)" if change.change == "extra" else f" {size(diff.size)}" if new else ""
         yield f"{change.change:<9} {shown(change.path)}  [{change.side}]{note}", "bold"
         yield from ((shown(line, limit=500), DIFF_STYLES.get(line[:1], "")) for line in diff.lines)
+
+
+def preflight_table(report: PreflightReport) -> RenderableType:
+    """Every check, with what would help where it fails."""
+    table = _table("check", "state", "detail")
+    for check in report.checks:
+        style = {"ok": "green", "fail": "red"}.get(check.state, "dim")
+        table.add_row(shown(check.name), Text(check.state, style=style), Text(shown(check.detail, limit=600)))
+        if check.hint:
+            table.add_row("", "", Text(shown(check.hint, limit=400), style="dim"))
+    return table
 
 
 def plan_lines(plan: Plan) -> RenderableType:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, runs, staging, torn, training
-from orchestrator.actions.harness import FileDiff
+from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
 from orchestrator.errors import (
@@ -29,6 +29,7 @@ from orchestrator.errors import (
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
+from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
 
@@ -202,8 +203,12 @@ def _act(
     before, limits = scene.sample(), scene.inventory.timeouts
     windows = [training.window("observe", scene.train.name, before, before)]
     if plan.action("sync"):
-        harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+        pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+        if pushed.saved:
+            listener.warned(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
+        taken.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
+        _check_fit(scene, connections)
         staging.ship(
             checkpoint,
             scene.job,
@@ -217,6 +222,11 @@ def _act(
         )
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
+
+
+def _check_fit(scene: Scene, connections: Connections) -> None:
+    """Raises Refused where the evaluation would fail at once: better now than after gigabytes."""
+    refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
 
 
 def _launch(

@@ -30,6 +30,8 @@ class Look:
     """with `runs`: the only checkpoint wanted, instead of the latest"""
     sample: bool = False
     """with `runs`: also take a receipt sample"""
+    tensors: bool = False
+    """with `runs` and `job`: also list what the latest checkpoint holds"""
 
     @property
     def name(self) -> str:
@@ -56,6 +58,7 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             torn=known_torn,
             job=look.job,
             sample=look.sample,
+            tensors=look.tensors,
         )
 
     return on_each(looks, one)

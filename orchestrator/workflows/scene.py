@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, training
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
@@ -103,10 +103,11 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     job = config.choose_job(inventory, run, options.job)
     evaluate = config.choose_eval_host(inventory, run, options.host)
     train = inventory.hosts[run.hosts[0]]
-    ours = harness.local(job)
+    notes: list[str] = []
+    ours = harness.local(job, notes)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
     looks = [
-        Look(host=train, runs=(run,), job=job, step=options.step, sample=True),
+        Look(host=train, runs=(run,), job=job, step=options.step, sample=True, tensors=job.ship == "model"),
         Look(host=evaluate, job=job, local=ours, digest=True),
         *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
     ]
@@ -130,10 +131,10 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
         facts=facts,
         box=answers[1].host,
         trains=_trains(answers[0] if evaluate.name == train.name else answers[-1]),
-        drift=harness.drift(ours, facts.harness, facts.base, facts.extras),
+        drift=harness.drift(ours, facts.harness, taken.read(job, evaluate)),
         job_digest=planning.job_digest(job),
         data_digest=planning.data_digest(facts.data),
-        warnings=(*seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),
+        warnings=(*notes, *seen.errors, *(seen.scan.warnings if seen.scan else ()), *facts.errors),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator import config
+from orchestrator import config, taken
 from orchestrator.actions import checkpoints, harness
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
 from orchestrator.answers import Json
@@ -137,7 +137,7 @@ def _run_row(
     mine = tuple(row for row in seen.runs if row.run == run.name) if seen else ()
     done = {row.step for row in mine if row.state == "succeeded"}
     complete = sorted({c.step for c in scan.candidates if c.state == "complete" and c.step is not None}) if scan else []
-    drift = harness.drift(run_job[2], seen.harness, seen.base, ()).state if run_job and seen else "unknown"
+    drift = _drift(run_job, seen) if run_job and seen else "unknown"
     latest = scan.latest if scan else None
     progress = facts.progress if facts else None
     step = progress.get("step") if progress else None
@@ -158,6 +158,11 @@ def _run_row(
         remote_folder=seen.remote_folder if seen else (),
         seen=facts is not None,
     )
+
+
+def _drift(run_job: RunJob, seen: EvalFacts) -> str:
+    job, host, ours = run_job
+    return harness.drift(ours, seen.harness, taken.read(job, host)).state
 
 
 def _next_checkpoint(spacing: int | None, latest: Checkpoint | None, progress: Json | None) -> float | None:

@@ -42,10 +42,9 @@ class Inflow:
         return len(part)
 
     def finish(self) -> None:
-        """Take the stream's end. Raises AgentError where more came than was announced."""
-        more = len(self._rest) + sum(len(piece) for piece in self._pieces)
-        if more:
-            raise AgentError("%d bytes more came than were announced" % more, kind="transfer")
+        """Take the stream's end. Raises AgentError where more comes than was announced."""
+        if self._rest or any(map(len, self._pieces)):
+            raise AgentError("more bytes came than were announced", kind="transfer")
 
 
 def write_all(descriptor: int, data: memoryview) -> None:
@@ -59,7 +58,10 @@ def unwritable(place: str, error: OSError, outcome: str) -> AgentError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         return AgentError("%s: %s; %s" % (place, what, outcome), "make room on the host and try again", kind="refused")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if error.errno == errno.EROFS:
+        hint = "mount it for writing, or name another folder in hosts.yaml or the job"
+        return AgentError("%s: the file system is read-only; %s" % (place, outcome), hint, kind="refused")
+    if error.errno in (errno.EACCES, errno.EPERM):
         hint = "look at the permissions of the folder on the host"
         return AgentError("%s: no permission to write; %s" % (place, outcome), hint, kind="refused")
     return AgentError("%s: %s; %s" % (place, error.strerror, outcome), kind="failed")

@@ -165,6 +165,7 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
         torn=saved.get("torn") or (),
         ship=saved.get("ship"),
         model_key=saved.get("model_key"),
+        tensors=bool(saved.get("tensors")),
     )
 
 

@@ -57,12 +57,14 @@ def scan(
     torn: Sequence[str] = (),
     ship: Optional[str] = None,
     model_key: Optional[str] = None,
+    tensors: bool = False,
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
     `torn` names identities whose records are known not to fit their CRC: a proof from structure can't see that.
     `ship` and `model_key` are those of the job that will get it: with "model" a file that orch does not read is passed
-    over, as it can't be that.
+    over, as it can't be that. `tensors` also lists what the latest one holds, as `latest["tensors"]`
+    (see `tensorlist.listed`).
     Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
@@ -86,6 +88,10 @@ def scan(
         if proof is not None:
             latest = next(one for one in judged if one.state == "complete")
             answer["latest"] = _latest(latest, proof, now, warnings)
+            if tensors:
+                from remote_payload.agent.tensorlist import listed
+
+                answer["latest"]["tensors"] = listed(proof, model_key)
     finally:
         if proof is not None:
             proof.close()

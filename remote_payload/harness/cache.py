@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from acceptance import Text
-from drafter_config import DrafterConfig, check_taps
+from drafter_config import DrafterConfig
 from files import open_safetensors, read_json, sha256
+from fitting import check_cached
 from refusal import Refused
 from safetensors.torch import save_file
 from safetensors_reader import encode_header
@@ -77,16 +78,7 @@ class Cache:
 
     def check_drafter(self, config: DrafterConfig) -> None:
         """Refuse a drafter of another target, or one whose taps are not cached."""
-        layers = self.manifest["target"]["num_layers"]
-        if config.num_target_layers not in (None, layers):
-            raise Refused(f"the drafter's target has {config.num_target_layers} layers, the cache's {layers}")
-        check_taps(config.target_layer_ids, layers)
-        absent = [layer for layer in config.target_layer_ids if layer not in self.target_layer_ids]
-        if absent:
-            raise Refused(
-                f"{self.folder}: holds layers {list(self.target_layer_ids)}, the drafter also reads {absent}. "
-                "Extract again with --layers naming them all"
-            )
+        check_cached(config, self.manifest, self.folder)
 
     def taps(self, prompt: CachedPrompt, layer_ids: Sequence[int]) -> Tensor:
         """Taps [S, K*H] of one prompt in float32, for these layers in this order."""

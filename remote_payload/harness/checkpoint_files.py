@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from files import digest_of, open_safetensors, read_json, safetensors_of, sha256
+from fitting import search_config
 from refusal import Refused
 from torch import Tensor
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _TORCH_NAMES = ("training_state.pt", "checkpoint.pt")
 _STATE_KEYS = ("draft_state_dict", "model", "state_dict", "model_state_dict", "drafter", "draft_model")
-_CONFIG_KEYS = ("drafter", "drafter_config", "draft_config", "config", "args")
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,7 @@ def _config_of(file: Path, carried: Any, given: Path | None) -> tuple[Mapping[st
     """The configuration given by the user, else carried by the file, else lying beside it."""
     if given is not None:
         return read_config(given), str(given)
-    if found := _search(carried):
+    if found := search_config(carried):
         return found, f"{file} (its own config)"
     beside = (file if file.is_dir() else file.parent) / "config.json"
     if beside.exists():
@@ -139,27 +139,10 @@ def _config_of(file: Path, carried: Any, given: Path | None) -> tuple[Mapping[st
 def read_config(path: Path) -> Mapping[str, Any]:
     """The drafter's configuration in a JSON file, or in the config.json of a folder."""
     file = path / "config.json" if path.is_dir() else path
-    found = _search(read_json(file))
+    found = search_config(read_json(file))
     if found is None:
         raise Refused(f"{file}: is no drafter's configuration: it has no hidden_size and num_hidden_layers")
     return found
-
-
-def _search(value: Any, depth: int = 3) -> Mapping[str, Any] | None:
-    """The drafter's configuration in what a checkpoint carries: itself, or under a key that trainers use."""
-    if isinstance(value, argparse.Namespace):
-        value = vars(value)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            return None
-    if not isinstance(value, Mapping):
-        return None
-    if "speculators_model_type" in value or ("num_hidden_layers" in value and "hidden_size" in value):
-        return value
-    inner = (_search(value[key], depth - 1) for key in _CONFIG_KEYS if depth and key in value)
-    return next((found for found in inner if found), None)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,6 @@ safetensors file whose metadata carries the configuration, plain torch files and
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,10 @@ import torch
 from checkpoint_files import Checkpoint, read_checkpoint
 from drafter import Drafter
 from drafter_config import DrafterConfig
+from fitting import BORROWED, TRAINING_ONLY, check_shapes, strip_wrappers
 from refusal import Refused
 from target import Head, TargetEnds
 from torch import Tensor
-
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "draft_model.", "model.", "draft.")
-_BORROWED = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")
-_TRAINING_ONLY = ("verifier_norm.weight",)
-_DFLASH_2 = re.compile(r"candidate_selector\.|\.(attention|mlp)_conv\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,19 +50,6 @@ def load_drafter(path: Path, ends: TargetEnds, config: Path | None = None) -> Lo
     return LoadedDrafter(
         settings, _build(state, settings, checkpoint), head, checkpoint.file, checkpoint.sha256, checkpoint.step
     )
-
-
-def strip_wrappers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take the prefixes off that training wrappers put before names, in any order and number."""
-    stripped: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        bare = name
-        while prefix := next((wrapper for wrapper in _WRAPPERS if bare.startswith(wrapper)), None):
-            bare = bare.removeprefix(prefix)
-        if bare in stripped:
-            raise Refused(f"two tensors are both {bare} once wrappers are taken off: is more than one model in there?")
-        stripped[bare] = tensor
-    return stripped
 
 
 def _check_fits(config: DrafterConfig, ends: TargetEnds, checkpoint: Checkpoint) -> None:
@@ -107,9 +89,9 @@ def _own_head(state: dict[str, Tensor], config: DrafterConfig, ends: TargetEnds,
 
 def _drop_borrowed(state: dict[str, Tensor], ends: TargetEnds, checkpoint: Checkpoint) -> None:
     """Drop copies of the target's own tensors, once they are seen to be the target's."""
-    for name in _TRAINING_ONLY:
+    for name in TRAINING_ONLY:
         state.pop(name, None)
-    for name in _BORROWED:
+    for name in BORROWED:
         copy = state.pop(name, None)
         original = ends.embedding_VH if name.startswith("embed") else ends.head_VH
         if copy is not None and not torch.equal(copy, original.to(copy.dtype)):
@@ -117,14 +99,9 @@ def _drop_borrowed(state: dict[str, Tensor], ends: TargetEnds, checkpoint: Check
 
 
 def _build(state: dict[str, Tensor], config: DrafterConfig, checkpoint: Checkpoint) -> Drafter:
+    check_shapes({name: tuple(tensor.shape) for name, tensor in state.items()}, config, str(checkpoint.file))
     shapes = config.state_shapes()
-    _check_names(state, shapes, checkpoint)
-    for name, shape in shapes.items():
-        if tuple(state[name].shape) != shape:
-            hint = ""
-            if name == "fc.weight":
-                hint = f" (target_layer_ids names {len(config.target_layer_ids)} taps of {config.hidden_size})"
-            raise Refused(f"{checkpoint.file}: {name} is {list(state[name].shape)}, expected {list(shape)}{hint}")
+    for name in shapes:
         _check_finite(name, state[name], checkpoint)
     with torch.device("meta"):
         model = Drafter(config)
@@ -132,30 +109,11 @@ def _build(state: dict[str, Tensor], config: DrafterConfig, checkpoint: Checkpoi
     return model.eval().requires_grad_(False)
 
 
-def _check_names(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:
-    missing, unexpected = sorted(set(shapes) - set(state)), sorted(set(state) - set(shapes))
-    if any(_DFLASH_2.search(name) for name in unexpected):
-        raise Refused(
-            f"{checkpoint.file}: holds {unexpected[0]}: a DFlash-2 drafter selects its tokens one after another and "
-            "is not supported"
-        )
-    if missing or unexpected:
-        parts = [
-            f"{word} {_some(names)}" for word, names in (("missing", missing), ("unexpected", unexpected)) if names
-        ]
-        raise Refused(f"{checkpoint.file}: not the tensors of this drafter: {'; '.join(parts)}")
-
-
 def _check_finite(name: str, tensor: Tensor, checkpoint: Checkpoint) -> None:
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise Refused(f"{checkpoint.file}: {name} is {tensor.dtype}; expected float32, bfloat16 or float16")
     if not bool(tensor.isfinite().all()):
         raise Refused(f"{checkpoint.file}: {name} holds numbers that are not finite: did training diverge?")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:6])
-    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
 
 
 def projection_facts(loaded: LoadedDrafter, taps_SK: Tensor) -> dict[str, Any]:

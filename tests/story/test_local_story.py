@@ -107,6 +107,24 @@ def test_after_a_sync_a_local_change_needs_no_consent_and_a_remote_one_does(stag
     assert stage.json("sync-harness", code=6)["state"] == "remote_edited"
 
 
+def test_a_preflight_tries_the_real_harness_on_the_real_checkpoint_and_leaves_nothing(stage: Stage) -> None:
+    refused = stage.json("preflight", code=6)
+    assert [check["name"] for check in refused["checks"] if check["state"] == "fail"] == ["harness"]
+    assert stage.orch("sync-harness", "--take-local").returncode == 0
+    before = files_below(stage.evaluate)
+    report = stage.json("preflight")
+    jsonschema.validate(report, document_schema("preflight"))
+    checks = {check["name"]: check for check in report["checks"]}
+    assert {check["state"] for check in report["checks"]} == {"ok"}
+    assert "fits its configuration" in checks["tensors"]["detail"] and checks["import torch"]["detail"][0].isdigit()
+    assert "--drafter" in checks["options"]["detail"] and report["run"] == "dflash"
+    assert files_below(stage.evaluate) == before
+    job = stage.project / "jobs" / "eval-dflash.yaml"
+    job.write_text(job.read_text().replace("--budgets", "--budgest"))
+    wrong = [check["detail"] for check in stage.json("preflight", code=6)["checks"] if check["state"] == "fail"]
+    assert wrong == ["eval_drafter.py does not know --budgest"]
+
+
 def test_a_detached_run_is_joined_by_the_same_command(stage: Stage) -> None:
     detached = stage.json("eval-latest", "--yes", "--detach")
     assert detached["run"]["state"] == "running" and "result" not in detached

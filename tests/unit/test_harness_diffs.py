@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.harness import diffs
+from orchestrator.actions.harness_diff import diffs
 from orchestrator.model import Drift, FileChange, Harness
 
 

@@ -165,6 +165,12 @@ DOCUMENT = {
         "pushed": [],
         "saved": None,
     },
+    "preflight": {
+        "job": "eval-dflash",
+        "host": "ct129",
+        "run": "dflash",
+        "checks": [{"name": "import torch", "state": "fail", "detail": "No module named 'torch'", "hint": None}],
+    },
     "eval-latest": {
         "plan": {
             "checkpoint": None,

@@ -19,7 +19,7 @@ import pytest
 from evalhost import HARNESS, Line, as_nobody, write_files
 
 from orchestrator.ssh import bundle
-from remote_payload.agent import harness, lock, manifest, wire
+from remote_payload.agent import harness, lastsync, lock, manifest, wire
 from remote_payload.agent.errors import AgentError
 
 
@@ -65,7 +65,7 @@ def test_the_first_push_makes_the_folder_and_remembers_what_it_was_made_equal_to
     answer = push(local, remote)
     assert answer["pushed"] == sorted(HARNESS) and answer["saved"] is None
     assert tree(remote) == tree(local) and state(local, remote) == "in_sync"
-    assert answer["digest"] == manifest.digest(harness.base_of(str(remote)) or [])
+    assert answer["digest"] == manifest.digest(lastsync.base_of(str(remote)) or [])
 
 
 def test_changes_deletions_and_modes_follow_and_extras_stay(local: Path, tmp_path: Path) -> None:

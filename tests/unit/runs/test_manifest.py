@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 
 from remote_payload.agent import manifest
 from remote_payload.agent.errors import AgentError
-from remote_payload.agent.ignore import Rules
+from remote_payload.agent.ignore import Rules, parse
 
 
 def paths(root: Path, **options: Any) -> list[str]:
@@ -68,14 +71,51 @@ def test_orchignore_adds_rules_and_takes_them_back(tmp_path: Path) -> None:
         ("a?c", "a/c", False),
         ("[ab].txt", "b.txt", True),
         ("[!ab].txt", "b.txt", False),
-        ("[z-a]", "[z-a]", True),
-        ("[", "[", True),
+        ("[z-a]", "z", False),
+        ("[", "[", False),
+        ("[]a]", "]", True),
+        ("[[:digit:]-]", "7", True),
+        ("a**b", "a/b", False),
+        ("a/**", "a", False),
+        ("trailing\\ ", "trailing ", True),
+        ("\\!kept", "!kept", True),
+        ("\\#kept", "#kept", True),
         ("folder/", "folder", False),
         ("a+b(.py", "a+b(.py", True),
     ],
 )
 def test_ignore_rules_read_as_git_reads_them(pattern: str, path: str, ignored: bool) -> None:
-    assert Rules([pattern]).ignored(path, folder=False) is ignored
+    assert Rules(parse(pattern)).ignored(path, folder=False) is ignored
+
+
+ATOMS = ["a", "b", "*", "?", "**/", "/**/", "/", "[ab]", "[!a]", "[]a]", "[a-c]", ".", "!", "#", "\\", " ", "*.py", "["]
+NAMES = ["a", "b", "ab", "a.py", "#a", "!a", "a b", "*", "a ", "]", "[", ".a"]
+PLACES = [
+    *NAMES,
+    *(f"{one}/{two}" for one in NAMES for two in NAMES),
+    *(f"a/{one}/{two}" for one in NAMES for two in "ab"),
+]
+
+
+def test_generated_rules_read_as_git_reads_them(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    ask = ["git", "-C", str(tmp_path), "check-ignore", "--no-index", "-z", "-v", "-n", "--stdin"]
+    draw = random.Random(7)
+    for _ in range(120):
+        pattern = "".join(draw.choices(ATOMS, k=draw.randint(1, 4)))
+        if re.search(r"[^/*]\*\*", pattern):
+            continue  # git takes a literal beginning off, and then reads the stars otherwise than its manual
+        (tmp_path / ".gitignore").write_text(pattern + "\n")
+        told = subprocess.run(ask, input="\0".join(PLACES), capture_output=True, text=True).stdout.split("\0")
+        rows = zip(*[iter(told[:-1])] * 4, strict=True)
+        by_git = {path for source, _, rule, path in rows if source and not rule.startswith("!")}
+        rules = Rules(["!**", *parse(pattern)])
+        assert {path for path in PLACES if _left_out(rules, path)} == by_git, pattern
+
+
+def _left_out(rules: Rules, path: str) -> bool:
+    parts = path.split("/")
+    return any(rules.ignored("/".join(parts[:end]), end < len(parts)) for end in range(1, len(parts) + 1))
 
 
 @given(st.text(max_size=20), st.text(max_size=20))

@@ -1,0 +1,151 @@
+"""How long `orch sync-harness` of 2,000 files, 3 of them changed, takes at RTT 100 ms against `rsync -a`, in turn.
+
+Real OpenSSH hosts in network namespaces (root and Linux), behind a proxy that delays each direction by 50 ms. Each
+round changes three files here and runs both commands, each with a fresh process and a fresh connection, into a folder
+of its own on the host. `rows` is what benchmarks/runs.py calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOSTS = ROOT / "tests" / "hosts"
+sys.path[:0] = [str(ROOT), str(HOSTS)]
+
+from conftest import TestHosts  # noqa: E402
+
+FILES, CHANGED = 2000, (7, 700, 1900)
+RTT_S = 0.1
+PORT = 22930
+RATIO_GOAL, RTT_GOAL = 1.2, 20
+HOSTS_YAML = "hosts:\n  far: {ssh: farwan, roles: [eval], python: %s}\nruns: {}\n"
+JOB_YAML = """\
+harness: {local: harness, remote: /root/synced}
+command: ["{python}", file_0.py, "{checkpoint}", "{result}"]
+"""
+
+
+def make_harness(folder: Path) -> None:
+    """2,000 small scripts in 40 folders."""
+    for number in range(FILES):
+        path = folder / f"part_{number % 40}" / f"file_{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# file {number}\n" + f"value = {number}\n" * 60)
+
+
+def change(folder: Path, turn: int) -> None:
+    """Three files get one more line."""
+    for number in CHANGED:
+        with (folder / f"part_{number % 40}" / f"file_{number}.py").open("a") as file:
+            file.write(f"turn = {turn}\n")
+
+
+@contextmanager
+def far_away(hosts: TestHosts, folder: Path) -> Iterator[Path]:
+    """An ssh configuration in which `farwan` is the evaluation host, RTT_S away."""
+    program = folder / "wanproxy"
+    subprocess.run(["cc", "-O2", "-pthread", str(HOSTS / "wanproxy.c"), "-o", str(program)], check=True)
+    here = f"{hosts.network}.1"
+    delay = str(RTT_S / 2 * 1000)
+    words = [str(program), "-l", str(PORT), "-b", here, "-t", f"{hosts.address('eval')}:22", "-d", delay]
+    proxy = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    config = folder / "far_config"
+    far_host = ("Host farwan", f"HostName {here}", f"Port {PORT}", "User root", "HostKeyAlias eval")
+    config.write_text(hosts.config.read_text() + "\n".join(far_host) + "\n")
+    try:
+        yield config
+    finally:
+        proxy.terminate()
+        proxy.wait()
+
+
+def timed(command: list[str], cwd: Path, environment: dict[str, str]) -> float:
+    """Seconds of a command that ends well."""
+    began = time.perf_counter()
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        sys.exit(f"{command[-3:]} exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return time.perf_counter() - began
+
+
+def rows(hosts: TestHosts, folder: Path, rounds: int) -> list[str]:
+    """The goal lines of this benchmark; `folder` is empty, `hosts` are up."""
+    project = folder / "sync"
+    harness = project / "harness"
+    make_harness(harness)
+    (project / "jobs").mkdir()
+    (project / "hosts.yaml").write_text(HOSTS_YAML % sys.executable)
+    (project / "jobs" / "bench.yaml").write_text(JOB_YAML)
+    with far_away(hosts, folder) as config:
+        own = {"ORCH_SSH_CONFIG": str(config), "ORCH_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **own}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        orch = [sys.executable, "-c", "from orchestrator.cli import main; main()", "sync-harness", "--yes"]
+        rsync = ["rsync", "-a", "-e", f"ssh -F {shlex.quote(str(config))}", f"{harness}/", "farwan:/root/copied/"]
+        true = ["ssh", "-F", str(config), "--", "farwan", "true"]
+        commands: dict[str, Callable[[], float]] = {
+            "orch sync-harness": lambda: timed(orch, project, environment),
+            "rsync -a": lambda: timed(rsync, project, environment),
+            "ssh true": lambda: timed(true, project, environment),
+        }
+        seconds = in_turn(commands, harness, rounds)
+    pairs = zip(seconds["orch sync-harness"], seconds["rsync -a"], strict=True)
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    trips = statistics.median(seconds["orch sync-harness"]) / RTT_S
+    return [
+        f"sync_harness_against_rsync {ratio:.2f} {RATIO_GOAL} {'ok' if ratio <= RATIO_GOAL else 'short'}",
+        f"sync_harness_rtts {trips:.1f} {RTT_GOAL} {'ok' if trips < RTT_GOAL else 'short'}",
+    ]
+
+
+def in_turn(commands: dict[str, Callable[[], float]], harness: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each command in each round; the first round, which brings all files, does not count."""
+    seconds: dict[str, list[float]] = {what: [] for what in commands}
+    for turn in range(rounds + 1):
+        change(harness, turn)
+        for what, run in commands.items():
+            spent = run()
+            if turn:
+                seconds[what].append(spent)
+    for what, spent_s in seconds.items():
+        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
+        print(f"{what:<18} median {middle:6.2f} s  ({low:.2f} to {high:.2f}, n {len(spent_s)})")
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prefix", default=f"by{os.getpid() % 1000}", help="of the hosts' names")
+    parser.add_argument("--net", default="10.96.79", help="the first three numbers of their addresses")
+    options = parser.parse_args()
+    if os.geteuid() != 0 or sys.platform != "linux":
+        sys.exit("runs_sync.py needs root on Linux for its hosts")
+    if missing := [tool for tool in ("rsync", "cc") if shutil.which(tool) is None]:
+        sys.exit(f"missing for this benchmark: {' '.join(missing)}")
+    with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
+        folder = Path(name)
+        hosts = TestHosts(prefix=options.prefix, network=options.net, state=folder / "hosts")
+        hosts.state.mkdir(mode=0o700)
+        os.environ.pop("SSH_AUTH_SOCK", None)
+        hosts.up()
+        try:
+            print("\n".join(rows(hosts, folder, options.rounds)))
+        finally:
+            hosts.down()
+
+
+if __name__ == "__main__":
+    main()
