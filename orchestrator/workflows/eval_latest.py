@@ -29,7 +29,7 @@ from orchestrator.errors import (
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
-from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
+from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
 
 RECONNECTS = 30
@@ -162,8 +162,11 @@ def _plan(
         same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
         disk_free=int(scene.box["disk"]["free"]),
         memory_available=int(scene.box["memory"]["available"]),
+        memory_reserve=int(scene.box["memory"]["total"]) // 10 if scene.beside else 0,
         missing=missing(scene),
-        trains=scene.trains,
+        trains=scene.beside is not None,
+        unseen=tuple(scene.beside["unseen"]) if scene.beside else (),
+        server=server_place(scene),
     )
     plan = planning.make_plan(
         checkpoint=checkpoint,
@@ -218,6 +221,7 @@ def _act(
             choice=plan.routes,
             layout=scene.run.layout,
             limit_rate=scene.run.limit_rate,
+            training=scene.training.neighbour,
         )
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
@@ -244,6 +248,7 @@ def _launch(
         env=env,
         secrets=secrets,
         windows=windows,
+        beside=scene.beside,
         timeouts=scene.inventory.timeouts,
     )
 

@@ -13,6 +13,7 @@ FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/rocm/bin
 """looked at beside PATH, which a non-interactive ssh session often cuts short"""
 GPU_FIELDS = "index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu"
 CSV = "--format=csv,noheader,nounits"
+CLIENT_QUESTION = ("--query-compute-apps=gpu_uuid,pid", CSV)
 
 Gpu = Dict[str, Any]
 
@@ -23,10 +24,10 @@ def read(talk: Any) -> Dict[str, Any]:
     Utilisation in percent, memory in bytes, temperature in degrees Celsius; what the driver doesn't tell is None.
     `note` says why the list is empty or the clients are not to be trusted, and is None when all is well.
     """
-    tool = _find("nvidia-smi")
+    tool = find("nvidia-smi")
     if tool:
         return _nvidia(talk, tool)
-    tool = _find("rocm-smi")
+    tool = find("rocm-smi")
     if tool:
         return _rocm(talk, tool)
     return _none("neither nvidia-smi nor rocm-smi is on this host")
@@ -102,7 +103,7 @@ def number(text: str) -> Optional[int]:
 def _nvidia(talk: Any, tool: str) -> Dict[str, Any]:
     asked = [
         _start(talk, [tool, "--query-gpu=" + GPU_FIELDS, CSV]),
-        _start(talk, [tool, "--query-compute-apps=gpu_uuid,pid", CSV]),
+        _start(talk, [tool, *CLIENT_QUESTION]),
     ]
     (cards, failure), (apps, apps_failure) = (_finish(tool, child) for child in asked)
     found = parse_gpus(cards)
@@ -137,7 +138,8 @@ def _none(note: str) -> Dict[str, Any]:
     return {"gpus": [], "note": note}
 
 
-def _find(name: str) -> Optional[str]:
+def find(name: str) -> Optional[str]:
+    """Path of a driver's tool, or None."""
     for folder in os.environ.get("PATH", "").split(":") + list(FOLDERS):
         path = folder + "/" + name
         if folder.startswith("/") and os.access(path, os.X_OK):

@@ -92,12 +92,21 @@ def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]
         answers[run["name"]] = {"process": process, **dict.fromkeys(("progress", "source", "checkpoints", "sample"))}
         for part, ask in _parts_of(run, process, sample, talk).items():
             parts[run["name"] + "\0" + part] = ask
+    _avoid([answer["process"] for answer in answers.values()])
     for key, value in together(parts).items():
         name, part = key.split("\0")
         answers[name][part] = value
     for run in runs:
         _put_progress_into_sample(answers[run["name"]], run.get("log"))
     return answers
+
+
+def _avoid(processes: List[Optional[Dict[str, Any]]]) -> None:
+    """Where trainings are pinned to cores, look at them from others."""
+    from remote_payload.agent import quiet
+
+    pids = [pid for process in processes for pid in (process or {}).get("ranks") or ()]
+    quiet.avoid(quiet.cores_of(pids))
 
 
 def _put_progress_into_sample(answer: Dict[str, Any], log: Optional[str]) -> None:

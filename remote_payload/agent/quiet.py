@@ -26,8 +26,9 @@ _WHO_PROCESS, _CLASS_IDLE, _CLASS_SHIFT = 1, 3, 13
 LOWEST = 19
 
 
-def be_quiet() -> List[str]:
-    """Lower every thread of this process to the lowest CPU and I/O priority; children inherit it.
+def be_quiet(*, first_to_go: bool = True) -> List[str]:
+    """Lower every thread of this process to the lowest CPU and I/O priority; children inherit it. `first_to_go`: make
+    it the first that the kernel ends when memory runs out, too.
 
     Returns what could not be done, in words; an empty list when all was. Nothing is raised: on a host that forbids
     one of these the others still help.
@@ -44,7 +45,7 @@ def be_quiet() -> List[str]:
             notes.append("nice: %s" % error.strerror)
     notes += _lower_session()
     notes += _idle_io(threads)
-    if not _write("/proc/self/oom_score_adj", "1000"):
+    if first_to_go and not _write("/proc/self/oom_score_adj", "1000"):
         notes.append("oom_score_adj could not be raised")
     return notes
 
