@@ -64,7 +64,7 @@ class Scene:
     train_addresses: tuple[str, ...]
     """of the training box, as itself sees them"""
     beside: Json | None
-    """the trainings that live on the evaluation host, as the supervisor there needs to know them; None: there is none"""
+    """the trainings that live on the evaluation host, as a supervisor needs to know them; None where there is none"""
     drift: Drift
     job_digest: str
     data_digest: str

@@ -22,8 +22,8 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
     {"harness": harness.facts, "staged": [...], "arriving": [...], "runs": [...], "remote_folder": [...], "data": {name:
     {"path", "exists", "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail", "addresses",
-    "here"} or None, "python": {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"}, "memory": {"total",
-    "available"}, "cores"}.
+    "here"} or None, "python": {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"},
+    "memory": {"total", "available"}, "cores"}.
     """
     workdir, remote = args["workdir"], args.get("remote")
     answer: Dict[str, Any] = {

@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import time
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
-from remote_payload.agent import descendants, gpus, identity
+from remote_payload.agent import descendants, gpus, identity, quiet
 
 MEMORY_LOOK = 2.0
 GPU_LOOKS = (0.3, 1.0, 3.0, 10.0, 30.0)
@@ -14,6 +14,7 @@ GPU_LOOKS = (0.3, 1.0, 3.0, 10.0, 30.0)
 GPU_LOOK_LATER = 60.0
 CLIENT_LOOKS = (2.0, 20.0)
 CLIENT_LOOK_LATER = 300.0
+SESSION_LOOK = 2.0
 
 
 class Guard:
@@ -41,13 +42,16 @@ class Devices(Guard):
 
 class Clients(Guard):
     """The driver names no process of the evaluation among a GPU's clients. It is asked in a process of its own, for an
-    answer may take seconds; where there is no driver nothing is asked."""
+    answer may take seconds; where there is no driver's tool nothing is asked."""
 
     def __init__(self, began: float) -> None:
-        self._tool = gpus.find("nvidia-smi") if os.path.exists("/dev/nvidiactl") else None
+        self._tool = gpus.find("nvidia-smi")
         self._looks = [began + seconds for seconds in CLIENT_LOOKS]
         self._asked: "Optional[subprocess.Popen[bytes]]" = None
-        self._asked_ticks: Optional[int] = None
+        self._ticks: Optional[int] = None
+        """when it was started: with its pid, who it is"""
+        self._until = 0.0
+        self._said = b""
         self.due = self._looks.pop(0) if self._tool else float("inf")
 
     @property
@@ -56,47 +60,77 @@ class Clients(Guard):
         return [self._asked.pid] if self._asked else []
 
     def look(self, pids: Sequence[int]) -> str:
-        if self._tool is None:
-            self.due = float("inf")
-            return ""
+        now = time.monotonic()
         if self._asked is None:
-            self._asked = self._ask()
-            stat = identity.read_stat(self._asked.pid) if self._asked else None
-            self._asked_ticks = stat.start_ticks if stat else None
-            self.due = time.monotonic() + gpus.LIMIT_S
-            return ""
-        answer = self._heard()
-        self.due = self._looks.pop(0) if self._looks else time.monotonic() + CLIENT_LOOK_LATER
-        mine = [pid for _, pid in gpus.parse_clients(answer) if pid in pids]
-        return "GPU in use: the driver names process %d among its clients" % mine[0] if mine else ""
+            self._ask()
+        elif not self._heard_all() and now < self._until:
+            self.due = now + 0.3
+        else:
+            self._done()
+            mine = [pid for _, pid in gpus.parse_clients(self._said.decode("utf-8", "replace")) if pid in pids]
+            if mine:
+                return "GPU in use: the driver names process %d among its clients" % mine[0]
+        return ""
 
-    def _ask(self) -> "Optional[subprocess.Popen[bytes]]":
+    def _ask(self) -> None:
+        self.due, self._until = time.monotonic() + 0.3, time.monotonic() + gpus.LIMIT_S
+        self._said = b""
         try:
-            return subprocess.Popen(
+            self._asked = subprocess.Popen(
                 [str(self._tool), *gpus.CLIENT_QUESTION],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
         except OSError:
-            self._tool = None
-            return None
+            self.due = float("inf")
+            return
+        assert self._asked.stdout is not None
+        os.set_blocking(self._asked.stdout.fileno(), False)
+        stat = identity.read_stat(self._asked.pid)
+        self._ticks = stat.start_ticks if stat else None
 
-    def _heard(self) -> str:
-        """What it has said by now; it is ended if it has not."""
+    def _heard_all(self) -> bool:
+        assert self._asked is not None and self._asked.stdout is not None
+        while True:
+            try:
+                part = os.read(self._asked.stdout.fileno(), 65536)
+            except BlockingIOError:
+                return False
+            self._said += part
+            if not part:
+                return True
+
+    def _done(self) -> None:
+        """It has said all, or had its time."""
         asked, self._asked = self._asked, None
         assert asked is not None and asked.stdout is not None
-        with asked.stdout as pipe:
-            os.set_blocking(pipe.fileno(), False)
-            try:
-                said = pipe.read()
-            except OSError:
-                said = None
+        asked.stdout.close()
         asked.returncode = 0  # waited for by the supervisor, with all its children
         stat = identity.read_stat(asked.pid)
-        if stat is not None and stat.start_ticks == self._asked_ticks:
+        if stat is not None and stat.start_ticks == self._ticks and stat.state != "Z":
             os.kill(asked.pid, signal.SIGKILL)
-        return (said or b"").decode("utf-8", "replace")
+        self.due = self._looks.pop(0) if self._looks else time.monotonic() + CLIENT_LOOK_LATER
+
+
+class Sessions(Guard):
+    """A process of the evaluation that made itself a session of its own has left the lowered one, and nice counts only
+    inside each (quiet.py): that session is lowered too."""
+
+    def __init__(self, began: float) -> None:
+        self.due = began + SESSION_LOOK
+        self._lowered: Dict[int, bool] = {}
+
+    def look(self, pids: Sequence[int]) -> str:
+        self.due = time.monotonic() + SESSION_LOOK
+        for pid in pids:
+            try:
+                session = os.getsid(pid)
+            except OSError:
+                continue
+            if session not in self._lowered:
+                self._lowered[session] = quiet.lower_session_of(pid)
+        return ""
 
 
 class Memory(Guard):

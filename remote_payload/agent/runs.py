@@ -16,6 +16,8 @@ from remote_payload.agent.runfolder import EXIT, SPEC, STARTED
 
 START_PATIENCE = 10.0
 """seconds that a run may take between its folder's appearance and its supervisor's first file"""
+STARTING = 2.0
+"""seconds that a supervisor on its own may take to say how it holds the evaluation"""
 LOG_PIECE = 64 << 10
 """bytes of log in one message"""
 LOG_BEHIND = 1 << 20
@@ -169,6 +171,10 @@ def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
             pass  # a full disk: without that file the run counts as lost
         raise AgentError("run %s did not start: %s" % (run_id, error)) from None
     row = row_of(folder)
+    deadline = time.monotonic() + STARTING
+    while row is not None and row["state"] == "running" and not row["rung"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+        row = row_of(folder)
     if row is None or row["state"] not in ("running", *TERMINAL):
         raise AgentError("run %s was started, but a second look does not find its supervisor" % run_id)
     return _launched(row, "started")

@@ -188,7 +188,7 @@ class Supervisor:
         """Until the evaluation ends (None) or must be stopped: (state, reason)."""
         beat = began + BEAT
         clients = guards.Clients(began)
-        watching: List[guards.Guard] = [guards.Devices(began, self.gpu_devices), clients]
+        watching: List[guards.Guard] = [guards.Devices(began, self.gpu_devices), clients, guards.Sessions(began)]
         if self.memory and not self.cage.memory_group:
             watching.append(guards.Memory(began, self.memory))
         if self.beside:
