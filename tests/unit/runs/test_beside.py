@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,10 +28,17 @@ for step in range(10**9):
         file.write(time.strftime("%Y-%m-%d %H:%M:%S") + f" step {step} loss 2.0\\n")
     time.sleep(0.5 if os.path.exists(slow) else 0.05)
 """
-SEEN = (
-    "import json, os, sys; json.dump({'cores': sorted(os.sched_getaffinity(0)), 'oom': open('/proc/self/oom_score_adj')"
-)
-SEEN += ".read().strip(), 'threads': os.environ['OMP_NUM_THREADS']}, open(sys.argv[1], 'w'))"
+SEEN = """
+import json, os, sys
+oom = open("/proc/self/oom_score_adj").read().strip()
+cores = sorted(os.sched_getaffinity(0))
+json.dump({"cores": cores, "oom": oom, "threads": os.environ["OMP_NUM_THREADS"]}, open(sys.argv[1], "w"))
+"""
+GRAB = """
+held = []
+while True:
+    held.append(bytearray(b"x" * (8 << 20)))
+"""
 
 
 @contextmanager
@@ -67,7 +75,7 @@ def test_it_gets_the_cores_and_the_memory_that_a_pinned_training_leaves(eval_hos
     assert row["state"] == "succeeded", row
     seen = identity.read_proc(str(eval_host.folder(run_id) / "eval_results.json"))
     assert seen is not None
-    found = eval(seen)
+    found = json.loads(seen)
     assert found == {"cores": cores[1:], "oom": "1000", "threads": str(len(cores) - 1)}
     rung = row["rung"]
     assert "memory by" in rung and "first to go when memory runs out" in rung and "nice 19" in rung
@@ -85,12 +93,9 @@ def test_a_training_that_may_run_anywhere_keeps_as_many_cores_as_it_uses(cores: 
 
 def test_an_evaluation_that_grabs_memory_is_stopped_and_training_lives(eval_host: EvalHost) -> None:
     reserve = hostinfo.memory()["available"] - (300 << 20)
-    grab = (
-        "import time; held = [bytearray(8 << 20)]\nwhile True:\n    held.append(bytearray(os.urandom(1) * (8 << 20)))"
-    )
     with living("-c", "import time; time.sleep(60)") as training:
         asked = {"trainings": [neighbour(training.pid)], "reserve": reserve}
-        row = eval_host.end(eval_host.launch(["{python}", "-c", "import os; " + grab], beside=asked)["id"], 30)
+        row = eval_host.end(eval_host.launch(["{python}", "-c", GRAB], beside=asked)["id"], 30)
         assert training.poll() is None
     assert row["state"] == "failed" and "memory" in row["reason"], row
 
@@ -164,12 +169,7 @@ def test_a_process_in_a_session_of_its_own_is_lowered_too(eval_host: EvalHost) -
 
     def autogroups() -> list[str]:
         pids = processes_of(run_id, eval_host.folder(run_id))
-        texts = [(identity.read_proc(f"/proc/{pid}/autogroup") or b"").decode().strip() for pid in pids]
-        return [
-            text
-            for pid, text in zip(pids, texts, strict=True)
-            if b"sleep(60)" in (identity.read_proc(f"/proc/{pid}/cmdline") or b"")
-        ]
+        return [_text(pid, "autogroup").strip() for pid in pids if "sleep(60)" in _text(pid, "cmdline")]
 
     wait_until(lambda: len(autogroups()) == 2)
     wait_until(lambda: all(text.endswith("nice 19") for text in autogroups()), 10)
@@ -178,13 +178,13 @@ def test_a_process_in_a_session_of_its_own_is_lowered_too(eval_host: EvalHost) -
 def test_a_device_that_is_only_mapped_counts_as_held(tmp_path: Path) -> None:
     device = tmp_path / "kfd"
     device.write_bytes(bytes(4096))
-    code = (
-        f"import mmap, os, time; fd = os.open({str(device)!r}, os.O_RDWR); held = mmap.mmap(fd, 4096); os.close(fd)\n"
-    )
-    with living("-c", code + "print(flush=True); time.sleep(60)") as child:
-        wait_until(lambda: descendants.open_device([child.pid], [f"{tmp_path}/kfd"]), 10)
-        maps = Path(f"/proc/{child.pid}/fd")
-        assert not any(str(device) in os.readlink(fd) for fd in maps.iterdir() if fd.is_symlink())
+    code = f"import mmap, os, time; held = mmap.mmap(os.open({str(device)!r}, os.O_RDWR), 4096)\n"
+    code += "os.closerange(3, 99); time.sleep(60)"
+    with living("-c", code) as child:
+        wait_until(lambda: str(device) in _text(child.pid, "maps"), 10)
+        time.sleep(0.2)
+        assert str(device) not in [os.readlink(fd) for fd in Path(f"/proc/{child.pid}/fd").iterdir()]
+        assert descendants.open_device([child.pid], [f"{tmp_path}/kfd"]) == (child.pid, str(device))
 
 
 def test_a_client_that_the_driver_names_is_stopped(
@@ -195,7 +195,6 @@ def test_a_client_that_the_driver_names_is_stopped(
     tool.write_text(f'#!/bin/sh\nsleep 0.5\necho "$@" >> {tmp_path}/asked\necho GPU-1, $(cat {named})\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(guards, "CLIENT_LOOKS", (0.5,))
     code = f"import os, time; open({str(named)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     row = eval_host.end(eval_host.launch(["{python}", "-c", code])["id"], 20)
     assert row["state"] == "failed" and "the driver names process" in row["reason"], row
@@ -222,16 +221,14 @@ def test_cores_and_threads_are_capped_by_the_best_means_there_is(eval_host: Eval
     rung = eval_host.row(run_id)["rung"]
     assert "cores by cgroup" in rung or "cores by its thread settings" in rung
     if "cores by cgroup" in rung and Path("/sys/fs/cgroup/cpu").is_dir():
-        (pid,) = [pid for pid in processes_of(run_id, eval_host.folder(run_id)) if "supervisor.py" not in _line(pid)]
-        group = next(
-            line.split(":")[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if ":cpu" in line
-        )
-        quota = next(Path("/sys/fs/cgroup").glob("cpu*" + group + "/cpu.cfs_quota_us"), None)
-        assert quota is None or quota.read_text() == "100000\n"
+        (pid,) = [pid for pid in processes_of(run_id, eval_host.folder(run_id)) if "sleep(60)" in _text(pid, "cmdline")]
+        lines = [line.split(":") for line in _text(pid, "cgroup").splitlines()]
+        group = next(path for _, names, path in lines if "cpu" in names.split(","))
+        assert Path(f"/sys/fs/cgroup/cpu{group}/cpu.cfs_quota_us").read_text() == "100000\n"
 
 
-def _line(pid: int) -> str:
-    return (identity.read_proc(f"/proc/{pid}/cmdline") or b"").decode()
+def _text(pid: int, name: str) -> str:
+    return (identity.read_proc(f"/proc/{pid}/{name}") or b"").decode()
 
 
 def test_the_launch_says_how_the_run_is_held(eval_host: EvalHost) -> None:
