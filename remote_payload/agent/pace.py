@@ -53,10 +53,10 @@ class Pace:
 
     def begin(self) -> None:
         """Leave its own cores to the training, and measure how it stands before anything is sent."""
-        if self._trainer is None:
-            return
-        quiet.avoid(quiet.cores_of(self._trainer.pids()))
-        self._usual = self._without_us()
+        if self._trainer is not None:
+            quiet.avoid(quiet.cores_of(self._trainer.pids()))
+            self._usual = self._without_us()
+        self._due = time.monotonic()
 
     def reading(self, items: Iterator[Item]) -> Iterator[Item]:
         """The items, with the time noted that getting them takes: our own waiting for a disk is not the others'."""
