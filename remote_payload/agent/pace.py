@@ -44,7 +44,7 @@ class Pace:
         self._due = 0.0
         self._sent = 0
         self._reading = 0.0
-        self._usual = Between(1.0, None, 0.0, None)
+        self._usual = self._usual_seen = Between(1.0, None, 0.0, None)
         self._last = Moment(0.0, {}, None)
         self._next_look = 0.0
         self._backed_off = 0
@@ -55,7 +55,7 @@ class Pace:
         """Leave its own cores to the training, and measure how it stands before anything is sent."""
         if self._trainer is not None:
             quiet.avoid(quiet.cores_of(self._trainer.pids()))
-            self._usual = self._without_us()
+            self._usual = self._usual_seen = self._without_us()
         self._due = time.monotonic()
 
     def reading(self, items: Iterator[Item]) -> Iterator[Item]:
@@ -104,7 +104,9 @@ class Pace:
         if not _felt(seen, self._usual, own_io):
             self._rate = min(self._rate * self._growth, ENOUGH)
         else:
-            self._usual = self._without_us()
+            earlier, now = self._usual_seen, self._without_us()
+            self._usual_seen = now
+            self._usual = Between(now.seconds, _less(now.wait, earlier.wait), now.busy, _less(now.io, earlier.io))
             if _felt(seen, self._usual, own_io):
                 self._backed_off += 1
                 self._growth = CAREFUL
@@ -129,6 +131,11 @@ class Pace:
         cost = time.monotonic() - began
         self._sent, self._reading = 0, 0.0
         self._next_look = self._last.at + max(LOOK, 2 * cost / LOOKING)
+
+
+def _less(now: Optional[float], earlier: Optional[float]) -> Optional[float]:
+    """Of two looks without us: a short burst of somebody else's must not pass for the usual."""
+    return now if earlier is None or now is None else min(now, earlier)
 
 
 def _felt(seen: Between, usual: Between, own_io: float) -> bool:

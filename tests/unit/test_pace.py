@@ -79,8 +79,8 @@ def test_sending_that_the_training_feels_backs_off_until_it_hardly_does(core: in
     with on_core(core, STEP) as trainer, on_core(core, ENCRYPT, stdin=subprocess.PIPE) as encryptor:
         pacing = Pace(None, training_of(trainer.pid))
         pacing.begin()
-        send_for(4.0, pacing, 0.05, encryptor)  # 16 MB/s to begin with: 0.4 of the core
-        rate = send_for(3.0, pacing, 0.05, encryptor)
+        send_for(5.0, pacing, 0.1, encryptor)  # 16 MB/s to begin with: 0.8 of the core
+        rate = send_for(3.0, pacing, 0.1, encryptor)
         told = pacing.account()
     assert told["watched"] and told["backed_off"] >= 1 and told["slept"] > 1
     assert told["wait_highest"] > told["wait_before"] + pace.WAIT
