@@ -45,14 +45,14 @@ class Clients(Guard):
     answer may take seconds; where there is no driver's tool nothing is asked."""
 
     def __init__(self, began: float) -> None:
-        self._tool = gpus.find("nvidia-smi")
+        self._question = gpus.client_question()
         self._looks = [began + seconds for seconds in CLIENT_LOOKS]
         self._asked: "Optional[subprocess.Popen[bytes]]" = None
         self._ticks: Optional[int] = None
         """when it was started: with its pid, who it is"""
         self._until = 0.0
         self._said = b""
-        self.due = self._looks.pop(0) if self._tool else float("inf")
+        self.due = self._looks.pop(0) if self._question else float("inf")
 
     @property
     def own(self) -> List[int]:
@@ -67,17 +67,19 @@ class Clients(Guard):
             self.due = now + 0.3
         else:
             self._done()
-            mine = [pid for _, pid in gpus.parse_clients(self._said.decode("utf-8", "replace")) if pid in pids]
+            clients = self._question[1](self._said.decode("utf-8", "replace")) if self._question else []
+            mine = [pid for _, pid in clients if pid in pids]
             if mine:
                 return "GPU in use: the driver names process %d among its clients" % mine[0]
         return ""
 
     def _ask(self) -> None:
+        assert self._question is not None
         self.due, self._until = time.monotonic() + 0.3, time.monotonic() + gpus.LIMIT_S
         self._said = b""
         try:
             self._asked = subprocess.Popen(
-                [str(self._tool), *gpus.CLIENT_QUESTION],
+                self._question[0],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
