@@ -22,8 +22,7 @@ class Cgroup(NamedTuple):
 
 def facts(disk_path: str) -> Dict[str, Any]:
     """{hostname, python, incarnation, at, cpus, load: [3], memory: {total, available}, disk: {path, total, free,
-    inodes_free}, addresses}. Bytes; `disk` is of the nearest existing parent of `disk_path`; `at` is by this host's own
-    clock."""
+    inodes_free}}. Bytes; `disk` is of the nearest existing parent of `disk_path`; `at` is this host's own clock."""
     return {
         "hostname": os.uname().nodename,
         "python": "%d.%d.%d" % sys.version_info[:3],
@@ -33,7 +32,6 @@ def facts(disk_path: str) -> Dict[str, Any]:
         "load": list(os.getloadavg()),
         "memory": memory(),
         "disk": disk(disk_path),
-        "addresses": addresses(),
     }
 
 

@@ -13,7 +13,7 @@ Parts = Dict[str, Callable[[], Any]]
 
 
 def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """{"host": facts, gpus, gpu_note; "runs": {name: {process, progress, source, checkpoints, sample}}; "eval"}.
+    """{"host": facts, gpus, gpu_note, addresses (with `sample`); "runs": {name: {process, progress, source, checkpoints, sample}}; "eval"}.
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
@@ -23,6 +23,8 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     from remote_payload.agent import hostinfo
 
     parts: Parts = {"host": lambda: hostinfo.facts(args["disk_path"])}
+    if args.get("sample"):
+        parts["addresses"] = hostinfo.addresses
     if args.get("gpus"):
         parts["gpus"] = lambda: _gpus(talk)
     if args.get("eval") is not None:
@@ -32,6 +34,8 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     told = together(parts, _digesting)
     gpus = told.get("gpus") or {"gpus": [], "note": None}
     host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
+    if isinstance(told.get("addresses"), list):
+        host["addresses"] = told["addresses"]
     runs = told.get("runs", {})
     if "error" in runs and isinstance(runs["error"], str):  # /proc itself can't be read
         runs = {run["name"]: runs for run in args["runs"]}
