@@ -13,7 +13,8 @@ Parts = Dict[str, Callable[[], Any]]
 
 
 def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """{"host": facts, gpus, gpu_note, addresses (with `sample`); "runs": {name: {process, progress, source, checkpoints, sample}}; "eval"}.
+    """{"host": facts, gpus, gpu_note, with `sample` addresses; "runs": {name: {process, progress, source, checkpoints,
+    sample}}; "eval"}.
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
