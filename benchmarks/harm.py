@@ -138,7 +138,9 @@ def while_orch_works(bench: Bench) -> list[str]:
         commands = Commands("status, checkpoints", hosts, looks)
         found["looks"] = alternate(training, commands, bench.rounds, bench.seconds)
         commands.stop()
-        print(f"  {commands.count} times both", flush=True)
+        print(f"  both {commands.count} times", flush=True)
+        if not commands.count:
+            sys.exit("no command came to its end")
         for name, words in programs.items():
             with working(name, hosts, words) as neighbour:
                 came = received(hosts)
@@ -160,7 +162,7 @@ class Evaluation(Neighbour):
     def others(self) -> list[int]:
         mark = b"torch.set_num_threads(os.cpu_count())"
         new = (pid for pid in super().others() if Path(f"/proc/{pid}").exists())
-        return [pid for pid in new if mark in _command(pid) and b"ORCH_HELD" not in _command(pid)]
+        return [pid for pid in new if mark in _command(pid)]
 
 
 def _command(pid: int) -> bytes:
@@ -278,7 +280,7 @@ def make_checkpoint(path: Path, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="3.75 GB, longer and more windows")
-    parser.add_argument("--rounds", type=int, help="pairs of windows for each neighbour (default 5; --full 12)")
+    parser.add_argument("--rounds", type=int, help="pairs of windows for each neighbour (default 4; --full 12)")
     parser.add_argument("--rows", default="trace,work,forced,pages", help="which of them, in this order")
     options = parser.parse_args()
     if os.geteuid() != 0 or sys.platform != "linux" or not REST:
@@ -295,7 +297,7 @@ def main() -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         hosts.up()
         try:
-            rounds = options.rounds or (12 if options.full else 5)
+            rounds = options.rounds or (12 if options.full else 4)
             project = Path(name) / "project"
             bench = Bench(hosts, project, rounds=rounds, seconds=6.0 if options.full else 3.0)
             measure(bench, WHOLE if options.full else WHOLE // 5, options.rows.split(","))

@@ -211,7 +211,7 @@ def _act(
     if plan.action("sync"):
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
     if plan.action("ship"):
-        staging.ship(
+        account = staging.ship(
             checkpoint,
             scene.job,
             *_ends(scene, connections),
@@ -223,6 +223,10 @@ def _act(
             limit_rate=scene.run.limit_rate,
             training=scene.training.neighbour,
         )
+        pace = account.get("pace") or {}
+        if pace.get("backed_off"):
+            held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
+            listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
 

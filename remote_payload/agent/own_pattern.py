@@ -21,7 +21,7 @@ from remote_payload.agent.progress_numbers import line_clock, number, rate_of, w
 GROUPS = frozenset(("step", "epoch", "loss", "rate", "unit"))
 
 STARVED = 10.0
-"""times its CPU limit: on a box whose cores are all busy, what runs at the lowest priority takes so long by the clock"""
+"""times its CPU limit by the clock: so long may take what runs at the lowest priority of a busy box"""
 
 
 def own_pattern(pattern: str, kept: int, limit_s: float) -> Callable[[Sequence[str]], List[Reading]]:
