@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -185,6 +186,18 @@ def test_a_device_that_is_only_mapped_counts_as_held(tmp_path: Path) -> None:
         time.sleep(0.2)
         assert str(device) not in [os.readlink(fd) for fd in Path(f"/proc/{child.pid}/fd").iterdir()]
         assert descendants.open_device([child.pid], [f"{tmp_path}/kfd"]) == (child.pid, str(device))
+
+
+def test_an_evaluation_that_opens_a_device_node_is_stopped(eval_host: EvalHost, tmp_path: Path) -> None:
+    node = tmp_path / "nvidia0"
+    try:
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # reads as /dev/null does
+        node.open("rb").close()
+    except OSError:
+        pytest.skip("no device nodes here")
+    code = f"import os, time; os.open({str(node)!r}, os.O_RDWR); time.sleep(60)"
+    row = eval_host.end(eval_host.launch(["{python}", "-c", code], gpu_devices=[f"{tmp_path}/nvidia*"])["id"])
+    assert row["state"] == "failed" and f"opened {node} although GPUs are hidden" in row["reason"], row
 
 
 def test_a_client_that_the_driver_names_is_stopped(
