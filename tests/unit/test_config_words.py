@@ -133,4 +133,4 @@ def test_no_target_begins_like_an_option(text):
 
 
 def test_a_job_can_set_no_variable_by_which_the_agent_hides_gpus():
-    assert words.GPU_VARIABLES == set(limits.HIDDEN_GPUS)
+    assert set(limits.HIDDEN_GPUS) == words.GPU_VARIABLES
