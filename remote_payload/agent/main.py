@@ -66,7 +66,7 @@ def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
         elif request.get("beside"):
             from remote_payload.agent.quiet import be_quiet
 
-            be_quiet()
+            be_quiet(first_to_go=False)  # a supervisor inherits it, which has to tell how its evaluation ended
         module, function, writes = QUESTIONS[request["question"]]
         if writes and request["role"] == "train":
             raise AgentError("%s writes, and this is a training box" % request["question"], kind="refused")
