@@ -108,6 +108,7 @@ def read_run(host: str, row: Json) -> Run:
         ended_at=row.get("ended_at"),
         key=row.get("key") or "",
         folder=row.get("folder") or "",
+        rung=row.get("rung") or "",
     )
 
 

@@ -226,6 +226,8 @@ class Run:
     """equal for two runs that would measure the same thing"""
     folder: str = ""
     """on the host"""
+    rung: str = ""
+    """in words: by what its host holds it to its limits"""
 
     @property
     def checkpoint(self) -> str:

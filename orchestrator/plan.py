@@ -11,6 +11,8 @@ from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Pl
 
 RESERVE = 256 * 2**20
 """bytes kept free on the evaluation host's disk beside what is shipped"""
+RUN_ROOM = 8 * 2**20
+"""bytes of disk that a run folder needs; the agent looks at the same once more before it starts one"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +28,16 @@ class EvalSide:
     """the failed or lost run with the same key, if there was one"""
     disk_free: int
     memory_available: int
+    memory_reserve: int = 0
+    """of it, what is kept for a training on this host"""
     missing: tuple[Refusal, ...]
     """what the job needs and the host has not: data, interpreter, reference server"""
     trains: bool
-    """whether a live training process was seen on this host"""
+    """whether a training lives on this host, or may"""
+    unseen: tuple[str, ...] = ()
+    """those runs of them of which that can't be known"""
+    server: str = ""
+    """in words: that the job's reference server is on a training host"""
 
 
 def make_plan(
@@ -56,13 +64,22 @@ def make_plan(
         why = f"step {checkpoint.step} {where} on {side.host.name} yet; {what}"
         actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=_route(routes)))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
-    actions.append(Action(do="launch", why=f"step {checkpoint.step} has no finished evaluation{again}"))
+    why = f"step {checkpoint.step} has no finished evaluation{again}"
+    actions.append(Action(do="launch", why="; ".join(filter(None, (why, _beside(side), side.server)))))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
     if drift.unresolved:
         refused = (*refused, unresolved_refusal(drift, job))
     if drift.overwrites_unknown and not consent_possible:
         refused = (*refused, drift_refusal(drift, side.host, job))
     return Plan(checkpoint=checkpoint, actions=tuple(actions), refused=refused, routes=routes)
+
+
+def _beside(side: EvalSide) -> str:
+    """What an evaluation may have on a host that trains."""
+    if not side.trains:
+        return ""
+    kept = f"{side.memory_reserve / 2**30:.1f} GiB of memory kept for it"
+    return f"beside the training on {side.host.name}: on the cores that it leaves, {kept}, stopped if it suffers"
 
 
 def _route(routes: tuple[Route, ...]) -> str:
@@ -107,16 +124,34 @@ def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_trai
     name = side.host.name
     if side.trains and not allow_on_training_host:
         hint = "name another host with --host, or allow it with --allow-on-training-host"
-        refused.append(Refusal(reason=f"a training runs on {name}: no evaluation beside it", hint=hint))
+        reason = f"a training runs on {name}: no evaluation beside it"
+        if side.unseen:
+            reason = f"whether {', '.join(side.unseen)} runs on {name} can't be seen: no evaluation beside it"
+        refused.append(Refusal(reason=reason, hint=hint))
     keep_free = RESERVE if side.host.keep_free is None else side.host.keep_free
-    needed = 0 if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + keep_free
+    needed = RUN_ROOM if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + keep_free
     if side.disk_free < needed:
         reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
         refused.append(Refusal(reason=reason, hint=f"orch clean --host {name}, or name another workdir in hosts.yaml"))
-    if job.limits.memory is not None and side.memory_available < job.limits.memory:
-        reason = f"{name}: {side.memory_available} bytes of memory available, the job asks for {job.limits.memory}"
-        refused.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))
+    refused += _memory_refusals(checkpoint, side, job)
     return tuple(refused)
+
+
+def _memory_refusals(checkpoint: Checkpoint, side: EvalSide, job: Job) -> list[Refusal]:
+    """By the job's own estimate; a job that gives none needs its weights in memory at least."""
+    name, allowed = side.host.name, side.host.limits.memory
+    asked = job.limits.memory
+    what = f"the job asks for {asked}" if asked is not None else f"the weights alone are {checkpoint.ship_bytes}"
+    needed = checkpoint.ship_bytes if asked is None else asked
+    found = []
+    if allowed is not None and needed > allowed:
+        reason = f"{name}: an evaluation there may use {allowed} bytes of memory, {what}"
+        found.append(Refusal(reason=reason, hint=f"raise limits.memory of {name} in hosts.yaml, or name another host"))
+    if side.memory_available < needed + side.memory_reserve:
+        kept = f", {side.memory_reserve} are kept for the training" if side.memory_reserve else ""
+        reason = f"{name}: {side.memory_available} bytes of memory available{kept}, {what}"
+        found.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))
+    return found
 
 
 # -- digests: what makes two evaluations the same ------------------------------------------------------------------

@@ -25,6 +25,12 @@ class RunFacts:
     scan: Scan | None
     errors: tuple[str, ...]
 
+    @property
+    def neighbour(self) -> Json | None:
+        """What an agent needs to know so that this training does not feel it: {identity, ranks}. None: not seen."""
+        process = self.process or {}
+        return {"identity": process["identity"], "ranks": process["ranks"]} if process.get("identity") else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalFacts:

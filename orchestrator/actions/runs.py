@@ -25,16 +25,18 @@ def launch(
     env: Mapping[str, str],
     secrets: Mapping[str, str],
     windows: list[dict[str, Any]],
+    beside: Json | None,
     timeouts: Timeouts,
 ) -> Run:
     """Start the run, detached, and return it; a run with the same key that lives or succeeded is that one.
 
-    `secrets` go over stdin into the waiting supervisor's memory; no file and no argv holds them.
+    `beside` are the trainings of that host, which the evaluation must not disturb (Scene.beside). `secrets` go over
+    stdin into the waiting supervisor's memory; no file and no argv holds them.
     """
     limits = {
-        "threads": job.limits.threads or host.limits.threads,
-        "memory": job.limits.memory or host.limits.memory,
-        "wall": job.limits.wall or host.limits.wall,
+        "threads": _least(job.limits.threads, host.limits.threads),
+        "memory": _least(job.limits.memory, host.limits.memory),
+        "wall": _least(job.limits.wall, host.limits.wall),
     }
     spec = {
         "job": job.name,
@@ -57,9 +59,15 @@ def launch(
         "limits": limits,
         "result": job.result.file,
         "windows": windows,
+        "beside": beside,
     }
     args = {"workdir": host.workdir, "key": key, "id": f"{step}-{key[:8]}", "spec": spec, "secrets": dict(secrets)}
     return read_run(host.name, ask(connection, host, "launch", args, role="eval", timeouts=timeouts)["run"])
+
+
+def _least(*limits: float | None) -> float | None:
+    """What a host allows, a job may only make less."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def follow(

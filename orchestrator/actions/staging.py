@@ -79,11 +79,13 @@ def ship(
     choice: Sequence[Route],
     layout: str | None,
     limit_rate: int | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Bring what the job needs of the checkpoint; what arrives is a Checkpoint there, or nothing is.
 
     `choice` are the routes to try in order, at least one; `on_trouble` hears why one was given up. `on_bytes(done,
-    total)` is called as bytes arrive. Returns the sender's account: bytes, what was sent, stripped prefixes ... Raises
+    total)` is called as bytes arrive. `training` is the process on the training box ({identity, ranks}): the sender
+    goes slower where it feels that. Returns the sender's account: bytes, what was sent, stripped prefixes ... Raises
     TornCheckpoint where a record was damaged, TransferError when the source changed or bytes did not arrive,
     ConnectionLost, Refused (no space).
     """
@@ -95,6 +97,7 @@ def ship(
         "identity": checkpoint.identity,
         "limit_rate": limit_rate,
         "layout": layout,
+        "training": training,
     }
     keyed = [route for route in choice if route.kind != "relay"]
     relays = [route for route in choice if route.kind == "relay"]

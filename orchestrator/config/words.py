@@ -8,8 +8,22 @@ from pathlib import Path
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
 VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""set by orch, so that an evaluation sees no GPU"""
+GPU_VARIABLES = frozenset(
+    [
+        "CUDA_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "GPU_DEVICE_ORDINAL",
+        "ZE_AFFINITY_MASK",
+        "ONEAPI_DEVICE_SELECTOR",
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "MUSA_VISIBLE_DEVICES",
+        "HABANA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+        "JAX_PLATFORMS",
+    ]
+)
+"""set by orch, so that an evaluation sees no GPU; a test holds that these are what the agent sets"""
 PAYLOAD_FOLDER = "remote_payload"
 INSTALLED_ROOT = Path(__file__).resolve().parents[2]
 """the folder that holds the packages orchestrator and remote_payload, in a checkout and in an installation"""

@@ -196,6 +196,7 @@ def eval_body(plan: Plan | None, run: Run | None, result: Result | None) -> Docu
     body: Document = {"plan": plan_body(plan or Plan(checkpoint=None, actions=(), refused=()))}
     if run is not None:
         body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
+        body["run"]["held_by"] = run.rung or None
         body["digests"] = {
             "checkpoint": run.digests.checkpoint,
             "harness": run.digests.harness,

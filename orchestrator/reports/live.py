@@ -82,6 +82,8 @@ class Live:
         self._began = time.monotonic()
         if run.state in ("queued", "running"):
             self._say(f"run {run.id} on {run.host}; Ctrl-C leaves it going. To come back: {again}")
+            if run.rung:
+                self._say(f"held by: {shown(run.rung)}")
 
     def looked(self, look: Json) -> None:
         progress = look.get("progress") or {}

@@ -65,7 +65,8 @@ class Conversation:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._send_raw(bundle.preamble())
-        self.tell({"question": question, "args": args, "role": role, **self._rhythm()})
+        beside = "train" in host.roles  # nothing that runs there may be felt, an evaluation's own questions neither
+        self.tell({"question": question, "args": args, "role": role, "beside": beside, **self._rhythm()})
         threading.Thread(target=self._send_beats, daemon=True).start()
         self._skip_noise()
 

@@ -30,7 +30,7 @@ from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, 
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
-from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
+from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
 
 RECONNECTS = 30
@@ -163,8 +163,11 @@ def _plan(
         same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
         disk_free=int(scene.box["disk"]["free"]),
         memory_available=int(scene.box["memory"]["available"]),
+        memory_reserve=int(scene.box["memory"]["total"]) // 10 if scene.beside else 0,
         missing=missing(scene),
-        trains=scene.trains,
+        trains=scene.beside is not None,
+        unseen=tuple(scene.beside["unseen"]) if scene.beside else (),
+        server=server_place(scene),
     )
     plan = planning.make_plan(
         checkpoint=checkpoint,
@@ -209,7 +212,7 @@ def _act(
         taken.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
         _check_fit(scene, connections)
-        staging.ship(
+        account = staging.ship(
             checkpoint,
             scene.job,
             *_ends(scene, connections),
@@ -219,7 +222,12 @@ def _act(
             choice=plan.routes,
             layout=scene.run.layout,
             limit_rate=scene.run.limit_rate,
+            training=scene.training.neighbour,
         )
+        pace = account.get("pace") or {}
+        if pace.get("backed_off"):
+            held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
+            listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
         windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
     return windows
 
@@ -250,6 +258,7 @@ def _launch(
         env=env,
         secrets=secrets,
         windows=windows,
+        beside=scene.beside,
         timeouts=scene.inventory.timeouts,
     )
 

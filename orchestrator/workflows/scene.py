@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, training
-from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
+from orchestrator.actions.observation import EvalFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import NothingToEvaluate
 from orchestrator.model import (
@@ -60,8 +61,10 @@ class Scene:
     facts: EvalFacts
     box: Json
     """the evaluation host's own facts: disk, memory ..."""
-    trains: bool
-    """whether a training lives on the evaluation host"""
+    train_addresses: tuple[str, ...]
+    """of the training box, as itself sees them"""
+    beside: Json | None
+    """the trainings that live on the evaluation host, as a supervisor needs to know them; None where there is none"""
     drift: Drift
     job_digest: str
     data_digest: str
@@ -106,10 +109,11 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     notes: list[str] = []
     ours = harness.local(job, notes)
     there = tuple(other for other in inventory.runs.values() if evaluate.name in other.hosts)
+    others = tuple(other for other in there if evaluate.name != train.name or other.name != run.name)
     looks = [
         Look(host=train, runs=(run,), job=job, step=options.step, sample=True, tensors=job.ship == "model"),
         Look(host=evaluate, job=job, local=ours, digest=True),
-        *([Look(host=evaluate, runs=there)] if there and evaluate.name != train.name else ()),
+        *([Look(host=evaluate, runs=others)] if others else ()),
     ]
     answers = []
     for outcome in look_at(looks, connections, inventory.timeouts):
@@ -130,7 +134,8 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
         training=seen,
         facts=facts,
         box=answers[1].host,
-        trains=_trains(answers[0] if evaluate.name == train.name else answers[-1]),
+        train_addresses=tuple(answers[0].host.get("addresses") or ()),
+        beside=_beside({**answers[0].runs, **answers[-1].runs}, there),
         drift=harness.drift(ours, facts.harness, taken.read(job, evaluate)),
         job_digest=planning.job_digest(job),
         data_digest=planning.data_digest(facts.data),
@@ -138,8 +143,18 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     )
 
 
-def _trains(facts: HostFacts) -> bool:
-    return any((run.process or {}).get("state") in ALIVE for run in facts.runs.values())
+def _beside(seen_there: Mapping[str, RunFacts], there: tuple[TrainingRun, ...]) -> Json | None:
+    """Those of the inventory's runs on the evaluation host that live, or may, where that can't be seen."""
+    found: list[Json] = []
+    unseen = []
+    for run in there:
+        seen = seen_there[run.name]
+        process = seen.process
+        if process is not None and process["state"] in ALIVE and (neighbour := seen.neighbour) is not None:
+            found.append({"name": run.name, "log": run.log, "progress": run.progress, **neighbour})
+        elif process is None or process["state"] in ALIVE:
+            unseen.append(run.name)
+    return {"trainings": found, "unseen": unseen} if found or unseen else None
 
 
 def wanted_checkpoint(scene: Scene) -> Checkpoint:
@@ -156,6 +171,20 @@ def wanted_checkpoint(scene: Scene) -> Checkpoint:
         hint="orch checkpoints lists every candidate with its reason",
         host=scan.host,
     )
+
+
+def server_place(scene: Scene) -> str:
+    """In words: that the reference server of the job is on a host where a training runs; "" where it is elsewhere."""
+    server = scene.facts.server
+    if server is None:
+        return ""
+    place = ""
+    if server.get("here"):  # first: two hosts may both have the address of a container network
+        place = scene.evaluate.name if scene.beside else ""
+    elif set(server.get("addresses") or ()).intersection(scene.train_addresses):
+        place = scene.train.name
+    what = f"its reference server {server['url']} is on {place}, where a training runs, and works on that box's GPUs"
+    return what if place else ""
 
 
 def missing(scene: Scene) -> tuple[Refusal, ...]:

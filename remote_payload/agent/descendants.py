@@ -2,10 +2,10 @@
 
 import os
 from fnmatch import fnmatchcase
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-GPU_DEVICES = ("/dev/nvidia*", "/dev/kfd", "/dev/dri/*")
-"""an evaluation that hides its GPUs opens none of these"""
+GPU_DEVICES = ("/dev/nvidia*", "/dev/kfd", "/dev/dri", "/dev/dri/*", "/dev/dxg", "/dev/accel*", "/dev/davinci*")
+"""an evaluation that hides its GPUs opens none of these (WSL's, NPUs' and other accelerators' too)"""
 
 
 def descendants(pid: int) -> List[int]:
@@ -67,21 +67,38 @@ def memory(pids: Iterable[int]) -> int:
 
 
 def open_device(pids: Iterable[int], patterns: Sequence[str]) -> Optional[Tuple[int, str]]:
-    """(pid, path) of the first open file that matches one of `patterns`; None when there is none.
+    """(pid, path) of the first file, open or mapped, that matches one of `patterns`; None when there is none.
 
     A process whose descriptors are hidden from this user is passed over.
     """
     for pid in pids:
-        folder = "/proc/%d/fd" % pid
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            try:
-                path = os.readlink("%s/%s" % (folder, name))
-            except OSError:
-                continue
+        for path in (*_open_files(pid), *_mapped_files(pid)):
             if any(fnmatchcase(path, pattern) for pattern in patterns):
                 return pid, path
     return None
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    folder = "/proc/%d/fd" % pid
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            yield os.readlink("%s/%s" % (folder, name))
+        except OSError:
+            continue
+
+
+def _mapped_files(pid: int) -> Iterator[str]:
+    """A device stays in use by its mappings when its descriptor is closed."""
+    try:
+        with open("/proc/%d/maps" % pid, "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[5].startswith(b"/"):
+            yield os.fsdecode(fields[5])

@@ -21,9 +21,9 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     bool, "server"?: URL, "python"?, "check_python"?: bool}; each part is answered where its argument is given:
 
     {"harness": harness.facts, "staged": [...], "arriving": [...], "runs": [...], "remote_folder": [...], "data": {name:
-    {"path", "exists", "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail"} or None, "python":
-    {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"}, "memory": {"total",
-    "available"}, "cores"}.
+    {"path", "exists", "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail", "addresses",
+    "here"} or None, "python": {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"},
+    "memory": {"total", "available"}, "cores"}.
     """
     workdir, remote = args["workdir"], args.get("remote")
     answer: Dict[str, Any] = {
@@ -35,7 +35,7 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         "memory": hostinfo.memory(),
         "cores": hostinfo.cpus(),
         "python": python(args.get("python") or "", bool(args.get("check_python")), talk),
-        "server": server(args["server"]) if args.get("server") else None,
+        "server": dict(server(args["server"]), **place_of(args["server"])) if args.get("server") else None,
         "harness": None,
         "remote_folder": [],
         "data": {},
@@ -114,3 +114,19 @@ def server(url: str) -> Dict[str, Any]:
         except http.client.HTTPException as error:  # an answer that is no HTTP
             return {"url": url, "ok": False, "detail": "%s: %s" % (type(error).__name__, error)}
     return {"url": url, "ok": False, "detail": detail}
+
+
+def place_of(url: str) -> Dict[str, Any]:
+    """Where a server is, as this host sees it: {"addresses": [...], "here": whether that is this host itself}."""
+    import socket
+    import urllib.parse
+
+    try:
+        name = urllib.parse.urlsplit(url).hostname or ""
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):  # no such name, no URL: `server` says so
+        return {"addresses": [], "here": False}
+    addresses = sorted({str(one[4][0]).partition("%")[0] for one in found})
+    mine = hostinfo.addresses()
+    here = any(one in mine or one.startswith("127.") or one in ("::1", "0.0.0.0", "::") for one in addresses)
+    return {"addresses": addresses, "here": here}

@@ -5,7 +5,7 @@ The readers of the tools' output are pure; `[N/A]`, `[Not Supported]` and the li
 
 import json
 import os
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 LIMIT_S = 5.0
 MIB = 1024 * 1024
@@ -13,6 +13,7 @@ FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/rocm/bin
 """looked at beside PATH, which a non-interactive ssh session often cuts short"""
 GPU_FIELDS = "index,uuid,name,utilization.gpu,memory.used,memory.total,temperature.gpu"
 CSV = "--format=csv,noheader,nounits"
+CLIENT_QUESTION = ("--query-compute-apps=gpu_uuid,pid", CSV)
 
 Gpu = Dict[str, Any]
 
@@ -23,10 +24,10 @@ def read(talk: Any) -> Dict[str, Any]:
     Utilisation in percent, memory in bytes, temperature in degrees Celsius; what the driver doesn't tell is None.
     `note` says why the list is empty or the clients are not to be trusted, and is None when all is well.
     """
-    tool = _find("nvidia-smi")
+    tool = find("nvidia-smi")
     if tool:
         return _nvidia(talk, tool)
-    tool = _find("rocm-smi")
+    tool = find("rocm-smi")
     if tool:
         return _rocm(talk, tool)
     return _none("neither nvidia-smi nor rocm-smi is on this host")
@@ -90,6 +91,30 @@ def parse_rocm(text: str) -> List[Gpu]:
     return found
 
 
+def parse_rocm_clients(text: str) -> List[Tuple[str, int]]:
+    """(GPU index, pid) from `rocm-smi --showpidgpus`: a line about each process, its devices in the lines below."""
+    found: List[Tuple[str, int]] = []
+    pid = None
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[0] == "PID" and words[1].isdigit() and words[2:4] == ["is", "using"]:
+            pid = int(words[1])
+        elif pid is not None and words and all(word.strip("[],").isdigit() for word in words):
+            found += [(word.strip("[],"), pid) for word in words]
+        else:
+            pid = None
+    return found
+
+
+def client_question() -> Optional[Tuple[List[str], Callable[[str], List[Tuple[str, int]]]]]:
+    """How to ask the driver's tool who its clients are, and how to read the answer; None where there is no tool."""
+    tool = find("nvidia-smi")
+    if tool:
+        return [tool, *CLIENT_QUESTION], parse_clients
+    tool = find("rocm-smi")
+    return ([tool, "--showpidgpus"], parse_rocm_clients) if tool else None
+
+
 def number(text: str) -> Optional[int]:
     """A whole number (`99`, `99 %`, `2861 MiB`, `45.0`), else None."""
     word = (text.split() or [""])[0]
@@ -102,7 +127,7 @@ def number(text: str) -> Optional[int]:
 def _nvidia(talk: Any, tool: str) -> Dict[str, Any]:
     asked = [
         _start(talk, [tool, "--query-gpu=" + GPU_FIELDS, CSV]),
-        _start(talk, [tool, "--query-compute-apps=gpu_uuid,pid", CSV]),
+        _start(talk, [tool, *CLIENT_QUESTION]),
     ]
     (cards, failure), (apps, apps_failure) = (_finish(tool, child) for child in asked)
     found = parse_gpus(cards)
@@ -128,16 +153,25 @@ def _client_note(gpus: List[Gpu], clients: List[Tuple[str, int]]) -> Optional[st
 
 def _rocm(talk: Any, tool: str) -> Dict[str, Any]:
     argv = [tool, "--showproductname", "--showuse", "--showmeminfo", "vram", "--showtemp", "--json"]
-    text, failure = _finish(tool, _start(talk, argv))
+    asked = [_start(talk, argv), _start(talk, [tool, "--showpidgpus"])]
+    (text, failure), (apps, apps_failure) = (_finish(tool, child) for child in asked)
     found = parse_rocm(text)
-    return {"gpus": found, "note": "rocm-smi: clients not read"} if found else _none(failure or "rocm-smi names no GPU")
+    if not found:
+        return _none(failure or "rocm-smi names no GPU")
+    by_index = {str(gpu["index"]): gpu for gpu in found}
+    clients = parse_rocm_clients(apps)
+    for index, pid in clients:
+        if index in by_index:
+            by_index[index]["clients"].append(pid)
+    return {"gpus": found, "note": apps_failure or _client_note(found, clients)}
 
 
 def _none(note: str) -> Dict[str, Any]:
     return {"gpus": [], "note": note}
 
 
-def _find(name: str) -> Optional[str]:
+def find(name: str) -> Optional[str]:
+    """Path of a driver's tool, or None."""
     for folder in os.environ.get("PATH", "").split(":") + list(FOLDERS):
         path = folder + "/" + name
         if folder.startswith("/") and os.access(path, os.X_OK):

@@ -61,6 +61,12 @@ def memory() -> Dict[str, int]:
     return {"total": total, "available": min(available, total)}
 
 
+def reserve(beside: Optional[Dict[str, Any]]) -> int:
+    """Bytes of memory that an evaluation leaves to the trainings beside it (beside.py): what they ask for, else a tenth
+    of the host's. 0 where there are none."""
+    return int(beside.get("reserve") or memory()["total"] // 10) if beside else 0
+
+
 def disk(path: str) -> Dict[str, Any]:
     """{path, total, free, inodes_free} of the file system that holds `path` or will hold it; free for this user."""
     path = os.path.abspath(os.path.expanduser(path))
@@ -86,6 +92,25 @@ def meminfo(text: bytes) -> Dict[str, int]:
         if len(fields) >= 2 and fields[1].isdigit():
             found[fields[0]] = int(fields[1]) * (1024 if fields[2:] == ["kB"] else 1)
     return found
+
+
+def addresses() -> List[str]:
+    """This host's own network addresses, without those of the loopback and link-local ones."""
+    import socket
+
+    found = []
+    last = ""
+    for line in (read_proc("/proc/net/fib_trie") or b"").decode("ascii", "replace").splitlines():
+        words = line.split()
+        if line.lstrip().startswith("|-- "):
+            last = words[1]
+        elif "host LOCAL" in line and not last.startswith("127."):
+            found.append(last)
+    for line in (read_proc("/proc/net/if_inet6") or b"").decode("ascii", "replace").splitlines():
+        digits = line.split()[0] if line.split() else ""
+        if len(digits) == 32 and not digits.startswith("fe80") and digits.strip("0") != "1":
+            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return sorted(set(found))
 
 
 def cgroup_of(controller: str, membership: str, mounts: str) -> Optional[Cgroup]:

@@ -4,7 +4,7 @@ that the host offers. What was reached is read back from the running process and
 import os
 import re
 import signal
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Set
 
 from remote_payload.agent import hostinfo, identity, quiet
 
@@ -14,8 +14,15 @@ HIDDEN_GPUS = {
     "ROCR_VISIBLE_DEVICES": "-1",
     "GPU_DEVICE_ORDINAL": "-1",
     "ZE_AFFINITY_MASK": "255",
+    "ONEAPI_DEVICE_SELECTOR": "*:cpu",
+    "ASCEND_RT_VISIBLE_DEVICES": "-1",
+    "MUSA_VISIBLE_DEVICES": "-1",
+    "HABANA_VISIBLE_DEVICES": "-1",
+    "NVIDIA_VISIBLE_DEVICES": "void",
+    "JAX_PLATFORMS": "cpu",
 }
-"""an index that no host has; PyTorch opens no device with them (a large positive CUDA index would open some)"""
+"""CUDA, HIP, ROCm, OpenCL on AMD, Level Zero, SYCL, and others' accelerators: an index that no host has. PyTorch opens
+no device with -1 (a large positive CUDA index would open some)."""
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -73,10 +80,20 @@ def _libc_call(name: str, *arguments: int) -> None:
 class Cage:
     """The limits of one evaluation. Built by its supervisor, entered by the child before it becomes the evaluation."""
 
-    def __init__(self, name: str, memory_limit: Optional[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        memory_limit: Optional[int],
+        threads: Optional[int] = None,
+        cores: Optional[Set[int]] = None,
+    ) -> None:
+        """`threads` caps the time of cores that it gets, `cores` says which ones; None leaves it free."""
         self.memory_limit = memory_limit
+        self._threads = threads
+        self._cores = cores
         self._groups: List[str] = []
-        self._shares = False
+        self._held: Set[str] = set()
+        """settings of its groups that the host took"""
         self.memory_group = ""
         """folder of the cgroup that holds the memory limit; "" where the supervisor has to look itself"""
         self._name = "%s-%d" % (name, os.getpid())
@@ -86,17 +103,22 @@ class Cage:
         cpu, memory = _own_group("cpu"), _own_group("memory")
         for group in filter(None, (cpu, memory)):
             _sweep(group.folder)
+        quota = {"cpu.cfs_quota_us": str(self._threads * 100_000)} if self._threads else {}
         if cpu and cpu.version == 1:
-            self._shares = bool(self._add_group(cpu.folder, {"cpu.shares": "2"}))
+            self._add_group(cpu.folder, {"cpu.shares": "2"}, quota)
         if memory and self.memory_limit:
             limit = str(self.memory_limit)
             wished = {"memory.memsw.limit_in_bytes": limit}  # swap counts too
             if memory.version == 2:
                 wished = {"memory.swap.max": "0", "memory.oom.group": "1", "cpu.weight": "1"}
+                wished.update({"cpu.max": "%d 100000" % (self._threads * 100_000)} if self._threads else {})
             name = "memory.limit_in_bytes" if memory.version == 1 else "memory.max"
             self.memory_group = self._add_group(memory.folder, {name: limit}, wished)
+        elif cpu and cpu.version == 2:
+            quota = {"cpu.max": "%d 100000" % (self._threads * 100_000)} if self._threads else {}
+            self._add_group(cpu.folder, {"cpu.weight": "1"}, quota)
 
-    def _add_group(self, parent: str, needed: Dict[str, str], wished: Optional[Dict[str, str]] = None) -> str:
+    def _add_group(self, parent: str, needed: Dict[str, str], wished: Dict[str, str]) -> str:
         folder = "%s/orch-%s" % (parent, self._name)
         try:
             os.mkdir(folder)
@@ -110,11 +132,13 @@ class Cage:
         except OSError:
             _remove(folder)
             return ""
-        for key, value in (wished or {}).items():
+        for key, value in wished.items():
             try:
                 _write("%s/%s" % (folder, key), value)
             except OSError:
                 continue
+            self._held.add(key)
+        self._held.update(needed)
         self._groups.append(folder)
         return folder
 
@@ -123,6 +147,8 @@ class Cage:
         for group in self._groups:
             _attempt(_write, group + "/cgroup.procs", "0")
         quiet.be_quiet()
+        if self._cores:
+            _attempt(os.sched_setaffinity, 0, self._cores)
         _attempt(_libc_call, "prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _attempt(self._limit_resources)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -141,14 +167,21 @@ class Cage:
         held = ["GPUs hidden"]
         if self.memory_limit:
             held.append("memory by cgroup" if self.memory_group else "memory by polling and rlimit")
+        if self._threads:
+            quota = self._held & {"cpu.cfs_quota_us", "cpu.max"}
+            held.append("cores by cgroup" if quota else "cores by its thread settings")
         try:
             held.append("nice %d" % os.getpriority(os.PRIO_PROCESS, pid))
             with open("/proc/%d/autogroup" % pid) as file:
                 held.append("autogroup" + file.read().strip().partition(" ")[2].replace("nice", ""))
         except OSError:
             pass
-        if self._shares:
-            held.append("cpu shares 2")
+        if self._held & {"cpu.shares", "cpu.weight"}:
+            held.append("least cpu share")
+        if self._cores:
+            held.append("cores " + ",".join(map(str, sorted(self._cores))))
+        if identity.read_proc("/proc/%d/oom_score_adj" % pid) == b"1000\n":
+            held.append("first to go when memory runs out")
         return ", ".join(held)
 
     def close(self) -> None:

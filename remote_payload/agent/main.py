@@ -34,6 +34,11 @@ QUESTIONS = {
     "collect": ("runs", "collect_answer", False),
 }
 
+ENDLESS = ("send", "hold")
+"""questions that last as long as a shipment; all others are looks"""
+LOOK_CPU_S = 120
+"""CPU seconds of a look; its time of the clock is the controller's to end: it lives on that heartbeat"""
+
 
 def serve(stdin: BinaryIO, bundle: str) -> None:
     """Read the request, answer it, exit. Never returns: 0 after an answer (errors are answers too)."""
@@ -60,7 +65,11 @@ def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
 
             keep(credentials["key"], credentials["known_hosts"])  # before files can't grow any more, see there
         if request["role"] == "train":
-            _stay_harmless()
+            _stay_harmless(endless=request["question"] in ENDLESS)
+        elif request.get("beside"):
+            from remote_payload.agent.quiet import be_quiet
+
+            be_quiet(first_to_go=False)  # a supervisor inherits it, which has to tell how its evaluation ended
         module, function, writes = QUESTIONS[request["question"]]
         if writes and request["role"] == "train":
             raise AgentError("%s writes, and this is a training box" % request["question"], kind="refused")
@@ -75,18 +84,21 @@ def _answer(request: Dict[str, Any], talk: Talk) -> Dict[str, Any]:
         return {"bug": traceback.format_exc()[-8000:]}
 
 
-def _stay_harmless() -> None:
-    """What a training box is owed: lowest priority, no file grows (the kernel holds that), no core, bounded memory."""
+def _stay_harmless(endless: bool) -> None:
+    """What a training box is owed: lowest priority, no file grows (the kernel holds that), no core dump, bounded memory
+    (what is its own, and what it maps), and CPU time unless it is `endless`. Children inherit all of it."""
     import resource
 
     from remote_payload.agent.quiet import be_quiet
 
     be_quiet()
-    for limit, value in (
+    limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_DATA, 1 << 30),
-    ):
+        (resource.RLIMIT_AS, 8 << 30),
+    ]
+    for limit, value in limits if endless else [*limits, (resource.RLIMIT_CPU, LOOK_CPU_S)]:
         try:
             resource.setrlimit(limit, (value, value))
         except (ValueError, OSError) as error:

@@ -20,6 +20,9 @@ from remote_payload.agent.progress_numbers import line_clock, number, rate_of, w
 
 GROUPS = frozenset(("step", "epoch", "loss", "rate", "unit"))
 
+STARVED = 10.0
+"""times its CPU limit by the clock: so long may take what runs at the lowest priority of a busy box"""
+
 
 def own_pattern(pattern: str, kept: int, limit_s: float) -> Callable[[Sequence[str]], List[Reading]]:
     """A function that reads lines by this expression, newest first, at most `kept` readings.
@@ -62,7 +65,7 @@ def _in_a_child(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s:
     os.close(writing_end)
     answer = b""
     try:
-        answer = _read_until(reading_end, time.monotonic() + limit_s)
+        answer = _read_until(reading_end, time.monotonic() + STARVED * limit_s)
     finally:
         os.close(reading_end)
         if not answer.endswith(b"\n"):
@@ -77,7 +80,7 @@ def _in_a_child(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s:
 
 def _match_and_write(pattern: Pattern[str], lines: Sequence[str], kept: int, limit_s: float, pipe: int) -> None:
     """In the child: everything that could take long, under a limit that the kernel keeps."""
-    seconds = int(limit_s) + 1
+    seconds = max(1, int(limit_s))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     found = []
     for line in reversed(lines):

@@ -18,7 +18,7 @@ KEPT = 200
 ENOUGH = 40
 """of them show which preset fits"""
 TIME_LIMIT_S = 1.0
-"""for reading lines; what was not read by then counts as not there"""
+"""of CPU for reading lines, which on a busy box takes longer; what was not read by then counts as not there"""
 LEAST_SILENCE_S = 60.0
 USUAL_INTERVALS = 10.0
 """stalled = silent for longer than this many of its own usual intervals, and than LEAST_SILENCE_S"""
@@ -100,7 +100,7 @@ def read(log: str, pattern: Optional[str], now: float, started: Optional[float] 
 def _recogniser(log: str, pattern: Optional[str]) -> Recognise:
     """What turns lines into readings, newest first: the named preset, the user's own expression, or any preset."""
     if pattern in PRESETS:
-        return lambda lines: _by(PRESETS[str(pattern)], lines, time.monotonic() + TIME_LIMIT_S)
+        return lambda lines: _by(PRESETS[str(pattern)], lines, time.thread_time() + TIME_LIMIT_S)
     if pattern is not None:
         from remote_payload.agent.own_pattern import own_pattern
 
@@ -127,14 +127,14 @@ def _by(reader: Reader, lines: Sequence[str], deadline: float) -> List[Reading]:
         reading = reader(line)
         if reading:
             found.append(reading)
-        if len(found) == KEPT or time.monotonic() > deadline:
+        if len(found) == KEPT or time.thread_time() > deadline:
             break
     return found
 
 
 def _by_any_preset(lines: Sequence[str]) -> List[Reading]:
     """What the fitting preset reads: the most particular of those that read at least half as much as the best does."""
-    deadline = time.monotonic() + TIME_LIMIT_S
+    deadline = time.thread_time() + TIME_LIMIT_S
     likely = list(islice((line for line in reversed(lines) if _LIKELY.search(line)), KEPT))[::-1]
     for last in (likely[-ENOUGH:], likely):
         hits = [(len(_told(_by(reader, last, deadline))), reader) for reader in PRESETS.values()]

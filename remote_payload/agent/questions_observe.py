@@ -13,7 +13,8 @@ Parts = Dict[str, Callable[[], Any]]
 
 
 def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """{"host": facts, gpus, gpu_note; "runs": {name: {process, progress, source, checkpoints, sample}}; "eval"}.
+    """{"host": facts, gpus, gpu_note, with `sample` addresses; "runs": {name: {process, progress, source, checkpoints,
+    sample}}; "eval"}.
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
@@ -23,6 +24,8 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     from remote_payload.agent import hostinfo
 
     parts: Parts = {"host": lambda: hostinfo.facts(args["disk_path"])}
+    if args.get("sample"):
+        parts["addresses"] = hostinfo.addresses
     if args.get("gpus"):
         parts["gpus"] = lambda: _gpus(talk)
     if args.get("eval") is not None:
@@ -32,6 +35,8 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     told = together(parts, _digesting)
     gpus = told.get("gpus") or {"gpus": [], "note": None}
     host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
+    if isinstance(told.get("addresses"), list):
+        host["addresses"] = told["addresses"]
     runs = told.get("runs", {})
     if "error" in runs and isinstance(runs["error"], str):  # /proc itself can't be read
         runs = {run["name"]: runs for run in args["runs"]}
@@ -92,12 +97,21 @@ def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]
         answers[run["name"]] = {"process": process, **dict.fromkeys(("progress", "source", "checkpoints", "sample"))}
         for part, ask in _parts_of(run, process, sample, talk).items():
             parts[run["name"] + "\0" + part] = ask
+    _avoid([answer["process"] for answer in answers.values()])
     for key, value in together(parts).items():
         name, part = key.split("\0")
         answers[name][part] = value
     for run in runs:
         _put_progress_into_sample(answers[run["name"]], run.get("log"))
     return answers
+
+
+def _avoid(processes: List[Optional[Dict[str, Any]]]) -> None:
+    """Where trainings are pinned to cores, look at them from others."""
+    from remote_payload.agent import quiet
+
+    pids = [pid for process in processes for pid in (process or {}).get("ranks") or ()]
+    quiet.avoid(quiet.cores_of(pids))
 
 
 def _put_progress_into_sample(answer: Dict[str, Any], log: Optional[str]) -> None:

@@ -26,8 +26,9 @@ _WHO_PROCESS, _CLASS_IDLE, _CLASS_SHIFT = 1, 3, 13
 LOWEST = 19
 
 
-def be_quiet() -> List[str]:
-    """Lower every thread of this process to the lowest CPU and I/O priority; children inherit it.
+def be_quiet(*, first_to_go: bool = True) -> List[str]:
+    """Lower every thread of this process to the lowest CPU and I/O priority; children inherit it. `first_to_go`: make
+    it the first that the kernel ends when memory runs out, too.
 
     Returns what could not be done, in words; an empty list when all was. Nothing is raised: on a host that forbids
     one of these the others still help.
@@ -44,7 +45,7 @@ def be_quiet() -> List[str]:
             notes.append("nice: %s" % error.strerror)
     notes += _lower_session()
     notes += _idle_io(threads)
-    if not _write("/proc/self/oom_score_adj", "1000"):
+    if first_to_go and not _write("/proc/self/oom_score_adj", "1000"):
         notes.append("oom_score_adj could not be raised")
     return notes
 
@@ -88,11 +89,18 @@ def _lower_session() -> List[str]:
             os.setsid()
         except OSError:
             return ["this process leads a group inside somebody's session: the session's weight was left alone"]
-    for _ in range(3):  # without root the kernel takes one such write every 0.1 s on the whole machine
-        if _write("/proc/self/autogroup", str(LOWEST)):
-            return []
-        time.sleep(0.11)
+    if lower_session_of("self"):
+        return []
     return ["the session's weight (/proc/self/autogroup) could not be lowered"]
+
+
+def lower_session_of(pid: object) -> bool:
+    """Give the whole session of this process the least weight. True where that is so."""
+    for _ in range(3):  # without root the kernel takes one such write every 0.1 s on the whole machine
+        if _write("/proc/%s/autogroup" % pid, str(LOWEST)):
+            return True
+        time.sleep(0.11)
+    return False
 
 
 def _idle_io(threads: List[int]) -> List[str]:

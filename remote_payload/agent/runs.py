@@ -10,18 +10,22 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from remote_payload.agent import incarnation, launcher, limits, runfolder, scratch
+from remote_payload.agent import hostinfo, incarnation, launcher, limits, runfolder, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.runfolder import EXIT, SPEC, STARTED
 
 START_PATIENCE = 10.0
 """seconds that a run may take between its folder's appearance and its supervisor's first file"""
+STARTING = 2.0
+"""seconds that a supervisor on its own may take to say how it holds the evaluation"""
 LOG_PIECE = 64 << 10
 """bytes of log in one message"""
 LOG_BEHIND = 1 << 20
 """bytes that a follower may be behind before the middle is skipped"""
 COLLECT_LIMIT = 40 << 20
 """bytes of a run's small files together: any result (ending.RESULT_LIMIT) fits, and base64 of it fits one frame"""
+ROOM = 8 << 20
+"""bytes of disk for a run folder: the harness's copy, the log, the result"""
 TERMINAL = ("succeeded", "failed", "cancelled", "refused", "lost")
 
 
@@ -84,16 +88,18 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
     args {"workdir", "key", "id", "spec", "secrets"}; spec {"job", "host", "run", "step", "checkpoint": identity,
     "harness": {"remote", "digest", "files": manifest}, "digests", "command", "python", "data": {name: path}, "env",
-    "limits": {"threads", "memory", "wall", "grace"}, "result": file name, "gpu_devices"?}.
+    "limits": {"threads", "memory", "wall", "grace"}, "result": file name, "gpu_devices"?, "beside"?: the trainings of
+    this host, see beside.Beside}.
     Answers {"id", "run": row, "started", "joined", "already"}, one of the three true: joined for a run of this key
     that is queued or running, already for one that succeeded. After a failed or lost one comes a new attempt, ID-2.
-    Raises AgentError: refused where the checkpoint, the harness's version, data or python is missing.
+    Raises AgentError: refused where the checkpoint, the harness's version, data, python or room is missing.
     """
     workdir, key, spec = args["workdir"], args["key"], args["spec"]
     secrets: Dict[str, str] = args.get("secrets") or {}
     found = _present(workdir, key)
     if found:
         return found
+    _see_room(workdir, spec)
     draft = runfolder.prepare(workdir, spec, sorted(secrets), talk.bundle)
     try:
         while True:
@@ -109,6 +115,20 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     finally:
         draft.discard()
     return _start(os.path.join(runfolder.runs_folder(workdir), run_id), run_id, secrets)
+
+
+def _see_room(workdir: str, spec: Dict[str, Any]) -> None:
+    """Shipping may have taken hours since the plan was made. Raises AgentError where the job's memory or a run folder's
+    room is gone."""
+    memory, disk = hostinfo.memory(), hostinfo.disk(workdir)
+    reserve = hostinfo.reserve(spec.get("beside"))
+    needed = ((spec.get("limits") or {}).get("memory") or 0) + reserve
+    if memory["available"] < needed:
+        told = "%d bytes of memory are available, %d needed" % (memory["available"], needed)
+        told += " with what is kept for the training" if reserve else ""
+        raise AgentError(told, "wait, or lower limits.memory", kind="refused")
+    if disk["free"] < ROOM:
+        raise AgentError("%s: %d bytes free, a run needs %d" % (workdir, disk["free"], ROOM), kind="refused")
 
 
 def _present(workdir: str, key: str) -> Optional[Dict[str, Any]]:
@@ -151,6 +171,10 @@ def _start(folder: str, run_id: str, secrets: Dict[str, str]) -> Dict[str, Any]:
             pass  # a full disk: without that file the run counts as lost
         raise AgentError("run %s did not start: %s" % (run_id, error)) from None
     row = row_of(folder)
+    deadline = time.monotonic() + STARTING
+    while row is not None and row["state"] == "running" and not row["rung"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+        row = row_of(folder)
     if row is None or row["state"] not in ("running", *TERMINAL):
         raise AgentError("run %s was started, but a second look does not find its supervisor" % run_id)
     return _launched(row, "started")

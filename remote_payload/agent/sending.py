@@ -6,12 +6,12 @@ this process and ending with it. What was lost on the way is asked for again: th
 
 import queue
 import threading
-import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from remote_payload.agent import chunks
 from remote_payload.agent.chunks import Chunk
 from remote_payload.agent.errors import AgentError
+from remote_payload.agent.pace import Pace
 from remote_payload.agent.stream import Source, open_source
 from remote_payload.agent.wire import CHUNK as PIECE
 
@@ -22,7 +22,8 @@ MOST_PARTS = 16
 
 
 def send_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args: root, path, ship, model_key, identity, limit_rate (bytes a second), layout.
+    """args: root, path, ship, model_key, identity, limit_rate (bytes a second), layout, training ({"identity", "ranks"}
+    of the process on this box that is not to feel it, or None).
 
     First the plan as progress {"files", "size", "chunk", "plan"}. Then for each message {"missing": ranges, "way": ...}
     those chunks go out, and progress {"round": {"sent": bytes, "problems": [text]}} is said behind them. A message
@@ -42,7 +43,7 @@ def send_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     try:
         plan = chunks.plan_digest(source.files, chunks.CHUNK, source.header, source.identity)
         talk.progress({"files": source.files, "size": source.size, "chunk": chunks.CHUNK, "plan": plan})
-        sender = Sender(source, limit_rate)
+        sender = Sender(source, Pace(limit_rate, args.get("training")))
         while True:
             wanted = talk.message()
             missing = list(chunks.from_ranges(wanted.get("missing", []), len(sender.chunks)))
@@ -146,23 +147,23 @@ class Way:
 class Sender:
     """Sends chunks of one source and remembers what it sent."""
 
-    def __init__(self, source: Source, limit_rate: Optional[float]) -> None:
+    def __init__(self, source: Source, pace: Pace) -> None:
         self._source = source
-        self._limit_rate = limit_rate
+        self._pace = pace
         self.chunks = chunks.cut(source.files)
         self._digests: Dict[int, bytes] = {}
         self._bytes = 0
 
     def send(self, missing: Sequence[int], way: Way) -> Dict[str, Any]:
         """These chunks (numbers, ascending), by this way. Raises AgentError where the source is torn or changed."""
-        began, sent = time.monotonic(), 0
+        sent = 0
+        self._pace.begin()
         try:
-            for chunk, parts in self._filled(missing):
+            for chunk, parts in self._pace.reading(self._filled(missing)):
                 if not way.put(chunk.number, parts):
                     break
                 sent += chunk.size
-                if self._limit_rate:
-                    time.sleep(max(0.0, began + sent / self._limit_rate - time.monotonic()))
+                self._pace.sent(chunk.size)
         finally:
             problems = way.finish()
         self._digests.update(way.digests)
@@ -200,6 +201,7 @@ class Sender:
             "aliases": source.aliases,
             "placeholders": source.placeholders,
             "config": source.config,
+            "pace": self._pace.account(),
         }
 
     def _tree(self, order: Sequence[int]) -> str:

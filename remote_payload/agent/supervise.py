@@ -12,14 +12,11 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
-from remote_payload.agent import descendants, ending, hostinfo, incarnation, limits, scratch
+from remote_payload.agent import beside, descendants, ending, guards, hostinfo, incarnation, limits, quiet, scratch
+from remote_payload.agent.errors import AgentError
 
 BEAT = 5.0
 """seconds between two heartbeats"""
-MEMORY_LOOK = 2.0
-GPU_LOOKS = (0.3, 1.0, 3.0, 10.0, 30.0)
-"""seconds after the start; then every GPU_LOOK_LATER"""
-GPU_LOOK_LATER = 60.0
 GRACE = 10.0
 """seconds between TERM and KILL"""
 _RESERVED = 8192
@@ -52,8 +49,11 @@ class Supervisor:
         self.wall: Optional[float] = limit.get("wall")
         self.threads: Optional[int] = limit.get("threads")
         self.grace = float(limit.get("grace") or GRACE)
+        self.memory: Optional[int] = limit.get("memory")
         self.gpu_devices: List[str] = self.spec.get("gpu_devices") or list(descendants.GPU_DEVICES)
-        self.cage = limits.Cage(str(self.spec.get("id")), limit.get("memory"))
+        self.beside: Optional[beside.Beside] = None
+        """the trainings of this host, where it has some"""
+        self.cage = limits.Cage(str(self.spec.get("id")), self.memory, self.threads)
         self.status: Optional[int] = None
         """wait status of the evaluation once it has ended"""
         self.child = 0
@@ -74,6 +74,12 @@ class Supervisor:
             self._finish("failed", "the launch was cut off before it was complete; nothing was started")
             return
         limits.adopt_orphans()
+        try:
+            self._come_after_trainings()
+        except AgentError as error:
+            self._finish("refused", "nothing was started: " + error.message)
+            os.write(2, error.message.encode("utf-8"))  # who started it listens until it is ready
+            return
         self.cage.build()
         self._reserve_room()
         self._write_started()
@@ -103,6 +109,17 @@ class Supervisor:
             self.cage.close()
 
     # -- start --------------------------------------------------------------------------------------------------
+
+    def _come_after_trainings(self) -> None:
+        """On a host where one runs: take what it leaves, here and for the evaluation. Raises AgentError."""
+        asked = self.spec.get("beside")
+        if not asked:
+            return
+        quiet.be_quiet(first_to_go=False)
+        self.beside = beside.Beside(asked)
+        self.memory = self.beside.memory_limit(self.memory)
+        self.threads = min(self.threads or len(self.beside.cores), len(self.beside.cores))
+        self.cage = limits.Cage(str(self.spec["id"]), self.memory, self.threads, self.beside.cores)
 
     def _reserve_room(self) -> None:
         """Blocks for exit.json, taken while there are some: a full disk must not hide how a run ended."""
@@ -143,7 +160,8 @@ class Supervisor:
         child.returncode = 0  # waited for here, not by subprocess
         self.child = child.pid
         self.started_at = _now()
-        self.rung = "%s, %s threads" % (self.cage.rung(self.child), self.threads or hostinfo.cpus())
+        told = [self.cage.rung(self.child), "%s threads" % (self.threads or hostinfo.cpus())]
+        self.rung = ", ".join(told + ([self.beside.rung()] if self.beside else []))
         try:
             self._write_started()
         except OSError:
@@ -169,27 +187,27 @@ class Supervisor:
     def _watch(self, began: float) -> Optional[Tuple[str, str]]:
         """Until the evaluation ends (None) or must be stopped: (state, reason)."""
         beat = began + BEAT
-        memory = began
-        looks = [began + seconds for seconds in GPU_LOOKS]
+        clients = guards.Clients(began)
+        watching: List[guards.Guard] = [guards.Devices(began, self.gpu_devices), clients, guards.Sessions(began)]
+        if self.memory and not self.cage.memory_group:
+            watching.append(guards.Memory(began, self.memory))
+        if self.beside:
+            watching += self.beside.guards(began)
         while True:
             now = time.monotonic()
             if now >= beat:
                 self._beat()
                 beat = now + BEAT
-            if now >= looks[0]:
-                looks = looks[1:] or [now + GPU_LOOK_LATER]
-                found = descendants.open_device(descendants.descendants(os.getpid()), self.gpu_devices)
-                if found:
-                    return "failed", "GPU in use: process %d opened %s although GPUs are hidden from it" % found
-            if now >= memory and self.cage.memory_limit and not self.cage.memory_group:
-                memory = now + MEMORY_LOOK
-                held = descendants.memory(descendants.descendants(os.getpid()))
-                if held > self.cage.memory_limit:
-                    return "failed", "memory limit: %d bytes held, %d allowed" % (held, self.cage.memory_limit)
+            for guard in watching:
+                if now >= guard.due:
+                    own = clients.own
+                    reason = guard.look([pid for pid in descendants.descendants(os.getpid()) if pid not in own])
+                    if reason:
+                        return "failed", reason
             if self.wall and now >= began + self.wall:
                 return "failed", "time limit: %g s have passed" % self.wall
-            due = min(looks[0], beat, began + self.wall if self.wall else beat)
-            if self._wait(min(1.0, max(0.01, due - now))):
+            due = min([beat, *(guard.due for guard in watching)] + ([began + self.wall] if self.wall else []))
+            if self._wait(min(1.0, max(0.01, due - time.monotonic()))):
                 return "lost", "the host asked its processes to end (SIGTERM): a shutdown, or a logout that kills"
             if self.status is not None:
                 return None

@@ -1,10 +1,12 @@
 """The three commands on two local boxes, with the real trainer and the real harness."""
 
+import http.server
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jsonschema
@@ -12,6 +14,17 @@ import pytest
 from world import Stage, by_hand, wait_until
 
 from orchestrator.reports.schema import document_schema
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """A reference server that is there."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
 
 SAME = ("acceptance_length", "positions", "ddtree")
 
@@ -211,6 +224,16 @@ def test_an_evaluation_beside_a_training_is_refused_unless_allowed(stage: Stage,
     (stage.project / "hosts.yaml").write_text(text)
     report = stage.json("eval-latest", "--yes", "--host", "train-box", "--dry-run", code=6)
     assert any("a training runs" in refusal["reason"] for refusal in report["plan"]["refused"])
+    job = stage.project / "jobs" / "eval-dflash.yaml"
+    with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        job.write_text(job.read_text() + f"server: http://127.0.0.1:{server.server_port}\n")
+        report = stage.json("eval-latest", "--yes", "--host", "train-box", "--allow-on-training-host")
+        server.shutdown()
+    (why,) = [action["why"] for action in report["plan"]["actions"] if action["do"] == "launch"]
+    assert "memory kept for it" in why and "is on train-box, where a training runs" in why
+    assert report["run"]["state"] == "succeeded" and "beside dflash: memory, run queue" in report["run"]["held_by"]
+    assert report["receipt"]["verdict"] == "undisturbed" and Path(f"/proc/{live}").exists()
 
 
 def test_a_dead_host_is_a_row_and_exit_4(stage: Stage) -> None:

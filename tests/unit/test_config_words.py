@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from orchestrator.config import units, words
 from orchestrator.config.kinds import Duration, Gpus, Size, Target
+from remote_payload.agent import limits
 
 KINDS = [TypeAdapter(kind) for kind in (Size, Duration, Gpus, Target)]
 ANY = st.text(max_size=12)
@@ -129,3 +130,7 @@ def test_no_target_begins_like_an_option(text):
     for target in ("-" + text, "user@-" + text.replace("@", "")):
         with pytest.raises(ValueError):
             words.ssh_target(target)
+
+
+def test_a_job_can_set_no_variable_by_which_the_agent_hides_gpus():
+    assert set(limits.HIDDEN_GPUS) == words.GPU_VARIABLES

@@ -1,5 +1,6 @@
 """The conversation with the agent: it starts through noise, says why it can't, and ends when nobody listens."""
 
+import json
 import os
 import signal
 import subprocess
@@ -134,7 +135,7 @@ def test_on_a_training_box_the_kernel_lets_no_file_grow(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from remote_payload.agent.main import _stay_harmless\n"
-        "_stay_harmless()\n"
+        "_stay_harmless(endless=False)\n"
         "fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
         "os.write(fd, b'x')\n"
     )
@@ -187,3 +188,20 @@ def test_an_agent_that_lives_but_does_not_answer_is_not_waited_for_without_end(t
     with pytest.raises(ConnectionLost, match="no answer within"):
         ask(LocalConnection(host(), slow), host(), "observe", args, role="eval", timeouts=slow)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="holds Linux' resource limits")
+@pytest.mark.parametrize("endless", [True, False])
+def test_on_a_training_box_memory_and_a_looks_cpu_time_are_bounded_and_children_inherit_it(endless: bool) -> None:
+    code = (
+        "import json, resource as r, subprocess, sys\n"
+        "from remote_payload.agent.main import _stay_harmless\n"
+        f"_stay_harmless(endless={endless})\n"
+        "ask = 'import json, resource as r; print(json.dumps([r.getrlimit(k)[0] for k in (r.RLIMIT_DATA, r.RLIMIT_AS,"
+        " r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_CORE)]))'\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', ask]))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    data, space, cpu, file, core = json.loads(run.stdout)
+    assert 0 < data <= 1 << 30 and 0 < space <= 8 << 30 and (file, core) == (0, 0)
+    assert (cpu == -1) if endless else (0 < cpu <= 120)

@@ -50,11 +50,24 @@ def test_rocm_cards_are_read():
     assert (ten["index"], ten["memory_used"], ten["memory_total"], ten["utilisation"]) == (10, 100, 200, 7)
 
 
+def test_rocm_clients_are_read_device_by_device():
+    text = (
+        "\n============== ROCm System Management Interface ==============\n"
+        "==================== GPUs Indexed by PID =====================\n"
+        "PID 33915 is using 2 DRM device(s):\n0 3 \nPID 7 is using 0 DRM device(s)\n"
+        "PID 8 is using 1 DRM device(s):\n1\n"
+        "==============================================================\n"
+    )
+    assert gpus.parse_rocm_clients(text) == [("0", 33915), ("3", 33915), ("1", 8)]
+    assert gpus.parse_rocm_clients("No KFD PIDs currently running\n4\n") == []
+
+
 @given(st.text(max_size=300))
 def test_any_output_is_read_without_a_surprise(text):
     gpus.parse_gpus(text)
     gpus.parse_clients(text)
     gpus.parse_rocm(text)
+    gpus.parse_rocm_clients(text)
 
 
 @pytest.fixture
@@ -104,3 +117,16 @@ def test_a_host_without_a_tool_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpus, "FOLDERS", ())
     assert gpus.read(Spawner()) == {"gpus": [], "note": "neither nvidia-smi nor rocm-smi is on this host"}
+
+
+def test_rocm_gpus_and_clients_come_together(tmp_path, monkeypatch, tool):
+    cards = json.dumps({"card0": {"Card Series": "MI300X", "GPU use (%)": "9", "VRAM Total Used Memory (B)": "5"}})
+    asked = f'case "$1" in --showpidgpus) echo "PID {os.getpid()} is using 1 DRM device(s):"; echo 0;; '
+    tool(asked + f"*) echo '{cards}';; esac\n", "rocm-smi")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    if gpus.find("nvidia-smi"):
+        pytest.skip("this machine has a GPU of another maker")
+    told = gpus.read(Spawner())
+    assert (told["gpus"][0]["clients"], told["gpus"][0]["utilisation"], told["note"]) == ([os.getpid()], 9, None)
+    question = gpus.client_question()
+    assert question is not None and question[0][1:] == ["--showpidgpus"]

@@ -20,7 +20,7 @@ from orchestrator.model import (
     Run,
     ValueSource,
 )
-from orchestrator.plan import RESERVE, EvalSide, data_digest, drift_refusal, job_digest, make_plan, run_key
+from orchestrator.plan import RESERVE, RUN_ROOM, EvalSide, data_digest, drift_refusal, job_digest, make_plan, run_key
 
 HOST = Host(name="box", ssh="box", roles=frozenset({"eval"}))
 CHECKPOINT = Checkpoint(
@@ -101,15 +101,32 @@ def test_a_plan_names_the_bytes_that_cross() -> None:
     [
         (replace(SIDE, trains=True), False, "a training runs on box"),
         (replace(SIDE, trains=True), True, None),
+        (replace(SIDE, trains=True, unseen=("d",)), False, "whether d runs on box can't be seen"),
         (replace(SIDE, disk_free=1000), False, "bytes free"),
-        (replace(SIDE, disk_free=1000, staged=True), False, None),
+        (replace(SIDE, disk_free=RUN_ROOM, staged=True), False, None),
+        (replace(SIDE, disk_free=1000, staged=True), False, "bytes free"),
         (replace(SIDE, memory_available=1 << 20), False, "memory available"),
+        (replace(SIDE, memory_available=2 << 30, memory_reserve=1 << 30, trains=True), True, None),
+        (replace(SIDE, memory_available=2 << 30, memory_reserve=2 << 30, trains=True), True, "kept for the training"),
+        (replace(SIDE, host=replace(HOST, limits=Limits(memory=1 << 29))), False, "may use 536870912 bytes"),
     ],
 )
 def test_refusals(side: EvalSide, allow: bool, word: str | None) -> None:
     job = replace(JOB, limits=Limits(memory=1 << 30))
     reasons = [refusal.reason for refusal in plan(side=side, job=job, allow=allow).refused]
     assert (word is None and not reasons) or (len(reasons) == 1 and word is not None and word in reasons[0])
+
+
+def test_a_job_without_an_estimate_needs_its_weights_in_memory() -> None:
+    assert "the weights alone are 1000" in plan(side=replace(SIDE, memory_available=999)).refused[0].reason
+    assert plan(side=replace(SIDE, memory_available=1000)).refused == ()
+
+
+def test_a_plan_says_what_an_evaluation_beside_a_training_gets_and_where_its_server_is() -> None:
+    side = replace(SIDE, trains=True, memory_reserve=2 << 30, server="its reference server is on train")
+    launch = plan(side=side, allow=True).action("launch")
+    assert launch is not None and "2.0 GiB of memory kept for it" in launch.why
+    assert launch.why.endswith("stopped if it suffers; its reference server is on train")
 
 
 def test_drift_that_nobody_could_agree_to_replace_is_refused() -> None:

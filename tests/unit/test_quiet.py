@@ -95,3 +95,17 @@ def test_the_trainings_cores_are_left_to_it():
     assert done.stdout == f"[] {everywhere[1:]}\n"
     assert "every core" in quiet.avoid(everywhere)[0]
     assert sorted(os.sched_getaffinity(0)) == everywhere
+
+
+def test_an_evaluations_own_questions_are_as_quiet_where_a_training_lives():
+    code = (
+        "import os, sys; from remote_payload.agent import main\n"
+        "main.QUESTIONS = {'q': ('x', 'y', False)}\n"
+        "main._answer({'role': 'eval', 'beside': %r, 'question': 'q', 'args': {}}, None)\n"
+        "print(os.getpriority(os.PRIO_PROCESS, 0), open('/proc/self/oom_score_adj').read().strip())"
+    )
+    for beside, nice in ((True, "19"), (False, str(os.getpriority(os.PRIO_PROCESS, 0)))):
+        done = subprocess.run(
+            [sys.executable, "-c", code % beside], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [nice, "0"]

@@ -132,6 +132,31 @@ def test_a_launcher_and_its_ranks_are_one_training_led_by_the_launcher(tmp_path)
         child.wait()
 
 
+@pytest.mark.parametrize("words", [["accelerate", "launch"], ["deepspeed"], ["torchrun", "--nproc_per_node=2"]])
+def test_each_common_launcher_leads_its_ranks_also_through_a_second_one(tmp_path, words):
+    """deepspeed starts `-m deepspeed.launcher.launch`, which starts the ranks; the others start them themselves."""
+    name = f"train_tiny_{words[0]}.py"
+    script = program(tmp_path, name)
+    inner = program(tmp_path, "deepspeed_pkg/deepspeed/launcher/launch.py", LAUNCHER)
+    for folder in (inner.parent, inner.parent.parent):
+        (folder / "__init__.py").touch()
+    code = LAUNCHER
+    if words[0] == "deepspeed":
+        code = (
+            "import os, subprocess, sys\n"
+            f"settings = dict(os.environ, PYTHONPATH={str(inner.parents[2])!r})\n"
+            "argv = [sys.executable, '-u', '-m', 'deepspeed.launcher.launch', '--world_info=x', *sys.argv[1:]]\n"
+            "sys.exit(subprocess.call(argv, env=settings))\n"
+        )
+    launcher = program(tmp_path, f"bin/{words[0]}", code)
+    with running(PYTHON, launcher, *words[1:], script, stdin=subprocess.PIPE) as child:
+        found = find({"match": name})
+        assert (found["state"], found["pid"]) == ("running", child.pid)
+        assert len(found["ranks"]) == 2 and child.pid not in found["ranks"]
+        child.stdin.close()
+        child.wait()
+
+
 def test_ranks_without_a_matching_launcher_are_led_by_the_lowest_rank(tmp_path):
     launcher, script = program(tmp_path, "start_all.py", LAUNCHER), program(tmp_path, "train_tiny_8.py")
     with running(PYTHON, launcher, "x", script, stdin=subprocess.PIPE) as child:

@@ -19,7 +19,7 @@ import pytest
 from evalhost import HARNESS, EvalHost, Line, as_nobody, processes_of, stage, wait_until, write_files
 from python38 import python38
 
-from remote_payload.agent import incarnation, launcher, manifest, runs
+from remote_payload.agent import incarnation, launcher, limits, manifest, runs
 from remote_payload.agent.errors import AgentError
 
 ROOT = Path(__file__).parents[3]
@@ -264,6 +264,7 @@ def test_the_evaluation_sees_no_gpu_few_threads_its_id_and_its_secrets(eval_host
     run_id = runs.launch_answer({**args, "secrets": {"TOKEN": "s3cret-value"}}, Line())["id"]
     assert eval_host.end(run_id)["state"] == "succeeded"
     seen = json.loads((eval_host.folder(run_id) / "eval_results.json").read_text())
+    assert limits.HIDDEN_GPUS.items() <= seen.items()
     assert seen["CUDA_VISIBLE_DEVICES"] == "-1" and seen["OMP_NUM_THREADS"] == "3" and seen["HF_HUB_OFFLINE"] == "1"
     assert seen["TOKEN"] == "s3cret-value" and seen["ORCH_RUN_ID"] == run_id
     assert seen["cwd"] == str(eval_host.folder(run_id) / "harness")

@@ -1,0 +1,271 @@
+"""Stop and go beside a real training on a test host: what harm.py measures with.
+
+The training box has one core for itself (or what a row says), laptop and evaluation box have the others. A neighbour is
+something that works on the training box and can be made to stand still; windows with and without it alternate, so that
+what else happens on the machine falls on both alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts")]
+
+from conftest import TestHosts  # noqa: E402
+
+from remote_payload.agent import identity, trainers  # noqa: E402
+
+TRAINER = ROOT / "remote_payload" / "trainer" / "train_dflash_pipeline.py"
+EVERY = frozenset(os.sched_getaffinity(0))
+OWN = frozenset({min(EVERY)})
+"""the training's core"""
+REST = EVERY - OWN
+STEP = re.compile(rb"\bstep (\d+)")
+SETTLE = 0.25
+"""seconds after stop or go that belong to no window"""
+
+
+def listed(cores: Collection[int]) -> str:
+    """As taskset wants them."""
+    return ",".join(map(str, sorted(cores)))
+
+
+def pids_of(hosts: TestHosts, host: str) -> list[int]:
+    """All processes of a host, by the numbers that this machine gives them."""
+    first = (hosts.state / host / "pid").read_text().strip()
+    namespace = os.readlink(f"/proc/{first}/ns/pid")
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(entry / "ns" / "pid") == namespace:
+                found.append(int(entry.name))
+    return found
+
+
+def pin(pids: Collection[int], cores: Collection[int]) -> None:
+    """Move processes, with all their threads, to these cores; what they start later stays there."""
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(OSError):
+                os.sched_setaffinity(int(task.name), set(cores))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time, as the training lived through it."""
+
+    steps: float
+    """a second"""
+    wait: float
+    """of the time: its threads' waiting for a core, by the kernel's count"""
+
+
+@dataclass
+class Training:
+    """The real trainer on the training box."""
+
+    hosts: TestHosts
+    cores: Collection[int] = OWN
+    threads: int = 1
+    pid: int = 0
+    inside: int = 0
+    """its number on its host"""
+    _watched: trainers.Trainer | None = field(default=None)
+
+    @property
+    def home(self) -> Path:
+        return self.hosts.state / "train" / "fs" / "p" / "root"
+
+    def __enter__(self) -> Training:
+        words = [sys.executable, str(TRAINER), "--out", "/root/live", "--log", "/root/train.log", "--log-every", "1"]
+        words += ["--pidfile", "/root/train.pid", "--texts", "32", "--save-every", "100000000"]
+        words += ["--threads", str(self.threads)]
+        setting = f"HF_HUB_OFFLINE=1 OMP_NUM_THREADS={self.threads} taskset -c {listed(self.cores)} setsid"
+        (self.home / "train.log").unlink(missing_ok=True)
+        self.hosts.sh("train", f"cd /root; {setting} {shlex.join(words)} </dev/null >/root/out.log 2>&1 &")
+        wait_for(lambda: self.step() > 20, 120, "the training's first steps")
+        self.inside = int((self.home / "train.pid").read_text())
+        self.pid = next(pid for pid in pids_of(self.hosts, "train") if inner(pid) == self.inside)
+        self._watched = trainers.Trainer(identity.of_pid(self.pid) or {}, [self.pid])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def step(self) -> int:
+        """The last one in its log."""
+        try:
+            with (self.home / "train.log").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                found = STEP.findall(file.read())
+        except OSError:
+            return 0
+        return int(found[-1]) if found else 0
+
+    def window(self, seconds: float) -> Window:
+        assert self._watched is not None
+        before, first = self._watched.now(), self.step()
+        time.sleep(seconds)
+        after, last = self._watched.now(), self.step()
+        told = trainers.between(before, after)
+        return Window((last - first) / told.seconds, told.wait or 0.0)
+
+
+def inner(pid: int) -> int:
+    """A process's number in its own namespace."""
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+    return 0
+
+
+@dataclass
+class Neighbour:
+    """Work on the training box that stops and goes: every process there that was not there before."""
+
+    name: str
+    hosts: TestHosts
+    before: frozenset[int] = frozenset()
+
+    def others(self) -> list[int]:
+        return [pid for pid in pids_of(self.hosts, "train") if pid not in self.before]
+
+    def go(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for pid in self.others():
+            with suppress(OSError):
+                os.kill(pid, number)
+
+
+@contextmanager
+def working(name: str, hosts: TestHosts, words: Sequence[str], *, bytes_first: int = 4_000_000) -> Iterator[Neighbour]:
+    """A program of the laptop that has work done on the training box, once bytes arrive on the evaluation box."""
+    neighbour = Neighbour(name, hosts, frozenset(pids_of(hosts, "train")))
+    came = received(hosts)
+    log = hosts.state / f"{name}.log"
+    with log.open("wb") as out:
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    try:
+        wait_for(
+            lambda: received(hosts) - came > bytes_first and child.poll() is None,
+            90,
+            f"bytes of {name}; it said: {log.read_text()[-500:]}",
+        )
+        yield neighbour
+    finally:
+        neighbour.go()
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for pid in neighbour.others():  # sessions of a laptop that is gone
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Commands(Neighbour):
+    """Commands typed one after the other; standing still means that none is typed, and the last one has ended."""
+
+    def __init__(self, name: str, hosts: TestHosts, run: Callable[[], None]) -> None:
+        super().__init__(name, hosts)
+        self._run = run
+        self._over = threading.Event()
+        self._typing = threading.Thread()
+        self.count = 0
+
+    def go(self) -> None:
+        self._over = threading.Event()
+        self._typing = threading.Thread(target=self._type, args=(self._over,), daemon=True)
+        self._typing.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._typing.ident is not None:
+            self._typing.join()
+
+    def _type(self, over: threading.Event) -> None:
+        while not over.is_set():
+            self._run()
+            self.count += 1
+
+
+def received(hosts: TestHosts) -> int:
+    """Bytes that have arrived on the evaluation box."""
+    return int(hosts.sh("eval", "cat /sys/class/net/eth0/statistics/rx_bytes").stdout)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Windows with and without a neighbour, in pairs."""
+
+    name: str
+    with_it: tuple[Window, ...]
+    without: tuple[Window, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Steps a second with it, of those without."""
+        return [a.steps / max(b.steps, 1e-9) for a, b in zip(self.with_it, self.without, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def wait(self) -> float:
+        """Of the time, over all windows with it."""
+        return statistics.fmean(window.wait for window in self.with_it)
+
+    def __str__(self) -> str:
+        least, most = min(self.ratios), max(self.ratios)
+        usual = statistics.fmean(window.wait for window in self.without)
+        waits = [window.wait for window in self.with_it]
+        return (
+            f"{self.name:<28} steps {self.ratio:.3f} ({least:.3f} to {most:.3f}, n {len(waits)}), "
+            f"waits {self.wait:.4f} ({min(waits):.4f} to {max(waits):.4f}), without it {usual:.4f}"
+        )
+
+
+def alternate(training: Training, neighbour: Neighbour, rounds: int, seconds: float) -> Pairs:
+    """Windows with the neighbour and without, the order turned from pair to pair."""
+    with_it: list[Window] = []
+    without: list[Window] = []
+
+    def measured(act: Callable[[], None], into: list[Window]) -> None:
+        act()
+        time.sleep(SETTLE)
+        into.append(training.window(seconds))
+
+    for number in range(rounds):
+        halves = [(neighbour.go, with_it), (neighbour.stop, without)]
+        for act, into in halves if number % 2 else reversed(halves):
+            measured(act, into)
+    neighbour.go()
+    pairs = Pairs(neighbour.name, tuple(with_it), tuple(without))
+    print(pairs, flush=True)
+    return pairs
+
+
+def wait_for(happened: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            sys.exit(f"waited {seconds:.0f} s in vain for {what}")
+        time.sleep(0.1)
