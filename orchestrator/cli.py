@@ -14,6 +14,8 @@ from orchestrator import __version__
 from orchestrator.commands.call import leave_quietly
 from orchestrator.commands.checkpoints import checkpoints, clean
 from orchestrator.commands.eval_latest import eval_latest
+from orchestrator.commands.guard import guard
+from orchestrator.commands.receipt import receipt
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
@@ -33,7 +35,7 @@ def commands() -> None:
     atexit.register(gc.freeze)
 
 
-for command in (status, eval_latest, sync_harness, checkpoints, clean, schema):
+for command in (status, eval_latest, sync_harness, checkpoints, clean, receipt, guard, schema):
     commands.add_command(command)
 
 

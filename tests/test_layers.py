@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
-LAYERS = ["model errors", "config answers plan routes ssh", "actions", "workflows", "reports", "commands", "cli"]
+BELOW = ["model errors", "measures", "config answers plan receipts routes ssh", "actions"]
+LAYERS = [*BELOW, "workflows", "reports", "commands", "cli"]
 ORDER = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
 BOTH_SIDES = ("wire", "manifest", "errors")
 SHARED = {"remote_payload", "remote_payload.agent"} | {f"remote_payload.agent.{name}" for name in BOTH_SIDES}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
-from orchestrator import config, routes
+from orchestrator import config, receipts, routes
 from orchestrator import plan as planning
 from orchestrator.actions import harness, runs, staging, torn, training
 from orchestrator.actions.harness import FileDiff
@@ -28,6 +29,7 @@ from orchestrator.errors import (
 )
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
+from orchestrator.ssh.witness import Witness
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
@@ -67,6 +69,18 @@ def eval_latest(
 
     Raises NothingToEvaluate, Refused, HostUnreachable, TransferError, EvaluationFailed, TrainingDisturbed.
     """
+    return _evaluate(inventory, options, connections, consent, listener, [])
+
+
+def _evaluate(
+    inventory: Inventory,
+    options: Options,
+    connections: Connections,
+    consent: Consent,
+    listener: Listener,
+    windows: list[dict[str, Any]],
+) -> EvalReport:
+    """`windows` are those of an attempt that met a torn checkpoint."""
     scene = observe(inventory, options, connections)
     for warning in scene.warnings:
         listener.warned(warning)
@@ -87,11 +101,11 @@ def eval_latest(
         listener.planned(replace(plan, refused=(refusal,)), scene.drift, (), None)
         raise Refused(refusal.reason, hint=refusal.hint, host=scene.evaluate.name)
     try:
-        windows = _act(scene, plan, checkpoint, connections, listener)
+        _act(scene, plan, checkpoint, connections, listener, windows)
     except TornCheckpoint as error:
         torn.remember(state_folder(), checkpoint, error.message)
         listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
-        return eval_latest(inventory, options, connections, consent, listener)
+        return _evaluate(inventory, options, connections, consent, listener, windows)
     run = _launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
@@ -134,9 +148,7 @@ def _go_on(scene: Scene, run: Run, connections: Connections, listener: Listener)
     if action.do == "nothing" and (known := known_result(scene, run)) is not None:
         bring_home(scene, connections)
         return EvalReport(plan=plan, run=run, result=known, history=earlier(scene, run.id))
-    now = scene.sample()
-    looks = [training.window("observe", scene.train.name, now, now)]
-    return _finish(scene, plan, run, connections, listener, looks)
+    return _finish(scene, plan, run, connections, listener, [scene.window()])
 
 
 def _again(scene: Scene, run: Run) -> str:
@@ -197,30 +209,65 @@ def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
 
 
 def _act(
-    scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener
-) -> list[dict[str, Any]]:
-    """Sync and ship as planned; the windows in which orch acted on the training box.
+    scene: Scene,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    connections: Connections,
+    listener: Listener,
+    windows: list[dict[str, Any]],
+) -> None:
+    """Sync and ship as planned; adds to `windows` those in which orch acted on the training box.
 
     Raises TornCheckpoint where a record of the checkpoint does not fit its CRC.
     """
-    before, limits = scene.sample(), scene.inventory.timeouts
-    windows = [training.window("observe", scene.train.name, before, before)]
+    windows.append(scene.window())
     if plan.action("sync"):
+        limits = scene.inventory.timeouts
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
     if plan.action("ship"):
-        staging.ship(
-            checkpoint,
-            scene.job,
-            *_ends(scene, connections),
-            limits,
-            listener.moved,
-            listener.warned,
-            choice=plan.routes,
-            layout=scene.run.layout,
-            limit_rate=scene.run.limit_rate,
-        )
-        windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
-    return windows
+        witness = _watch(scene, connections)
+        try:
+            _ship(scene, plan, checkpoint, connections, listener)
+        except OrchError:
+            windows.append(_seen_by(witness, scene, connections))
+            told = receipts.receipt(windows)
+            if told.verdict == "changed":
+                listener.warned("; ".join(told.reasons))
+            raise
+        windows.append(_seen_by(witness, scene, connections))
+
+
+def _watch(scene: Scene, connections: Connections) -> Witness | None:
+    """Begin to watch training; None where the inventory names no process."""
+    if scene.run.process is None:
+        return None
+    reach = partial(connections.to, scene.train)
+    witness = training.watch(reach, scene.train, scene.run, scene.inventory.timeouts)
+    witness.wait_for_first(scene.inventory.timeouts.dead)
+    return witness
+
+
+def _seen_by(witness: Witness | None, scene: Scene, connections: Connections) -> dict[str, Any]:
+    """The window that ends now. Where the witness lost contact, another look tells how it ended."""
+    if witness is None:
+        return training.window("ship", scene.train.name, None, None)
+    witness.dismiss()
+    after = None if witness.saw_the_end else look_again(scene, connections, "observe")["after"]
+    return training.watched("ship", scene.train.name, witness, after)
+
+
+def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
+    staging.ship(
+        checkpoint,
+        scene.job,
+        *_ends(scene, connections),
+        scene.inventory.timeouts,
+        listener.moved,
+        listener.warned,
+        choice=plan.routes,
+        layout=scene.run.layout,
+        limit_rate=scene.run.limit_rate,
+    )
 
 
 def _launch(
@@ -272,8 +319,7 @@ def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener
         offset, attempt = look["offset"], 0
         listener.looked(look)
         if len(looks) == seen and time.monotonic() > aftermath:
-            now = look_again(scene, connections)
-            looks.append(training.window("observe", scene.train.name, now, now))
+            looks.append(look_again(scene, connections, "observe"))
 
     while attempt < RECONNECTS:
         try:

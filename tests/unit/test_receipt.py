@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions.training import receipt, window
+from orchestrator.actions.training import window
+from orchestrator.receipts import receipt
 
 
 def sample(minute: int, pid: int | None = 7, state: str = "running", step: int = 0) -> dict[str, Any]:
