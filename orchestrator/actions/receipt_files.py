@@ -24,7 +24,7 @@ Kept = Mapping[str, Any]
 def of_evaluation(receipt: Receipt, run: Run, training_run: str) -> dict[str, bytes]:
     """The file of an evaluation's receipt, under its name."""
     about = {"kind": "evaluation", "id": run.id, "run": training_run, "job": run.job, "host": run.host}
-    return {NAME: _document({**about, "step": run.step, "command": None, "exit_code": run.exit_code}, receipt)}
+    return {NAME: _document({**about, "step": run.step, "program": None, "exit_code": run.exit_code}, receipt)}
 
 
 def keep_guarded(state: Path, receipt: Receipt, run: str, program: str, exit_code: int | None) -> tuple[str, Path]:
@@ -37,7 +37,7 @@ def keep_guarded(state: Path, receipt: Receipt, run: str, program: str, exit_cod
     folder.mkdir(parents=True, mode=0o700)
     about = {"kind": "guard", "id": told, "run": run, "job": None, "host": None, "step": None}
     file, temporary = folder / NAME, folder / f".{NAME}"
-    temporary.write_bytes(_document({**about, "command": program, "exit_code": exit_code}, receipt))
+    temporary.write_bytes(_document({**about, "program": program, "exit_code": exit_code}, receipt))
     temporary.replace(file)
     return told, file
 
@@ -81,7 +81,7 @@ def _all(state: Path) -> Iterator[Kept]:
     for file in state.glob("runs/*/*/orch-result.json"):
         if not file.with_name(NAME).exists() and isinstance((kept := _read(file)).get("receipt"), dict):
             about = {key: kept.get(key) for key in ("schema", "id", "run", "job", "host", "step", "ended_at", "file")}
-            yield {"kind": "evaluation", "command": None, "exit_code": None, "hosts": [], **about, **kept["receipt"]}
+            yield {"kind": "evaluation", "program": None, "exit_code": None, "hosts": [], **about, **kept["receipt"]}
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from orchestrator.reports.text import count, duration, memory, shown
 from orchestrator.workflows.guard import Guarded
 
 STYLES = {"undisturbed": "green", "changed": "red", "ended": "yellow", "not_observed": "yellow"}
-KEYS = ("id", "kind", "run", "job", "host", "step", "command", "exit_code", "ended_at", "verdict")
+KEYS = ("id", "kind", "run", "job", "host", "step", "program", "exit_code", "ended_at", "verdict")
 LISTS = ("reasons", "windows", "limits", "hosts")
 Document = dict[str, Any]
 Json = Mapping[str, Any]
@@ -62,7 +62,7 @@ def receipt_view(kept: Json) -> RenderableType:
 
 def _about(kept: Json) -> str:
     if kept.get("kind") == "guard":
-        program = shown(str(kept.get("command")))
+        program = shown(str(kept.get("program")))
         return f"{kept['id']}: `{program}` (exit code {kept.get('exit_code')}) beside run {shown(str(kept.get('run')))}"
     where = f" on {shown(str(kept['host']))}" if kept.get("host") else ""
     return (

@@ -30,7 +30,7 @@ class Witness:
     """A thread keeps the samples that a host's agent takes, from now until `dismiss`.
 
     Losing contact is no failure of what is done meanwhile: it becomes a gap. `again` opens a conversation after that,
-    or is None: then nobody watches from there on.
+    or is None: then nobody watches from there on. A host that never told a sample is given up at once.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Witness:
                 self.failure = error if isinstance(error, OrchError) else OrchError(f"{type(error).__name__}: {error}")
                 self._note(self.failure.message)
             attempt = 0 if len(self.samples) > heard else attempt + 1
-            final = self._again is None or not isinstance(self.failure, HostUnreachable)
+            final = self._again is None or not self.samples or not isinstance(self.failure, HostUnreachable)
             final = final or isinstance(self.failure, AuthenticationFailed)  # again would lock the user out
             if final or self._over.wait(min(self._pause * 2.0**attempt, LONGEST_PAUSE)):
                 self._seen.set()
