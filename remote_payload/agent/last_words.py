@@ -52,13 +52,14 @@ _TELLING: Tuple[Tuple[str, Pattern[str]], ...] = (
 def ending(log: Optional[str], zombie: Optional[int] = None) -> Ending:
     """{how, why}: finished, crashed, killed (by a signal), stopped (asked to, and did), or None where nothing tells.
 
-    `zombie` is the pid of one that nobody has waited for yet: its exit status is the surest word of all.
+    `zombie` is the pid of one that nobody has waited for yet: its exit status is the surest word of all, only that one
+    which was asked to stop may end with 0 too.
     """
-    if zombie is not None:
-        told = _of_status(exit_status(zombie))
-        if told["how"] is not None:
-            return told
-    return of_lines(_lines(log)) if log is not None else {"how": None, "why": None}
+    logged = of_lines(_lines(log)) if log is not None else {"how": None, "why": None}
+    told = _of_status(exit_status(zombie)) if zombie is not None else logged
+    if told["how"] is None or (told["how"], logged["how"]) == ("finished", "stopped"):
+        return logged
+    return told
 
 
 def of_lines(lines: List[str]) -> Ending:
