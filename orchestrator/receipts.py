@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from orchestrator import measures
-from orchestrator.measures import AFTERMATH, GONE, Sample, Window, elapsed
+from orchestrator.measures import AFTERMATH
 from orchestrator.model import Receipt
+from orchestrator.windows import GONE, Sample, Window, clock_was_set, elapsed, latest_end, spoken
 
 Verdict = Literal["undisturbed", "changed", "ended", "not_observed"]
 WORST: tuple[Verdict, ...] = ("changed", "ended", "not_observed", "undisturbed")
@@ -206,18 +207,18 @@ def _soon_after(last: Sample, now: Sample) -> tuple[bool, str]:
     quiet = elapsed(last, now)
     if quiet is None:
         return False, "when can't be told: the host was restarted and its clock was set"
-    bound = min((quiet, *measures.latest_end(last, now, quiet)))
+    bound = min((quiet, *latest_end(last, now, quiet)))
     if bound <= AFTERMATH:
         return True, f" within {bound:.0f} s"
     silent, spacing = now.get("age_s"), last.get("interval_s")
-    if _identity(now) or silent is None or measures.clock_was_set(last, now):
-        return False, f"when, within {measures.spoken(bound)}, can't be told"
+    if _identity(now) or silent is None or clock_was_set(last, now):
+        return False, f"when, within {spoken(bound)}, can't be told"
     alive = max(0.0, quiet - silent)
     if alive > AFTERMATH:
-        return False, f"its log still moved {measures.spoken(alive)} after"
+        return False, f"its log still moved {spoken(alive)} after"
     if spacing is not None and alive + spacing <= AFTERMATH:
         return True, f"; its log ends {alive:.0f} s"
-    return False, f"when, within {measures.spoken(bound)}, can't be told"
+    return False, f"when, within {spoken(bound)}, can't be told"
 
 
 # -- load ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
-BELOW = ["model errors", "measures", "config answers plan receipts routes ssh", "actions"]
+BELOW = ["model errors", "windows", "measures", "config answers plan receipts routes ssh", "actions"]
 LAYERS = [*BELOW, "workflows", "reports", "commands", "cli"]
 ORDER = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
 BOTH_SIDES = ("wire", "manifest", "errors")

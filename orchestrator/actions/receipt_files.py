@@ -23,8 +23,9 @@ Kept = Mapping[str, Any]
 
 def of_evaluation(receipt: Receipt, run: Run, training_run: str) -> dict[str, bytes]:
     """The file of an evaluation's receipt, under its name."""
-    about = {"kind": "evaluation", "id": run.id, "run": training_run, "job": run.job, "host": run.host}
-    return {NAME: _document({**about, "step": run.step, "program": None, "exit_code": run.exit_code}, receipt)}
+    about: dict[str, Any] = {"kind": "evaluation", "id": run.id, "run": training_run, "job": run.job, "host": run.host}
+    about = {**about, "step": run.step, "program": None, "exit_code": run.exit_code}
+    return {NAME: _document(about, receipt, run.ended_at)}
 
 
 def keep_guarded(state: Path, receipt: Receipt, run: str, program: str, exit_code: int | None) -> tuple[str, Path]:
@@ -92,12 +93,12 @@ def _read(file: Path) -> dict[str, Any]:
     return {**kept, "file": os.fspath(file)} if isinstance(kept, dict) and "id" in kept else {}
 
 
-def _document(about: Mapping[str, Any], receipt: Receipt) -> bytes:
+def _document(about: Mapping[str, Any], receipt: Receipt, ended_at: str | None = None) -> bytes:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     document = {
         "schema": SCHEMA,
         **about,
-        "ended_at": now,
+        "ended_at": ended_at or now,
         "verdict": receipt.verdict,
         "reasons": list(receipt.reasons),
         "windows": list(receipt.windows),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from orchestrator import measures
+from orchestrator import windows
 from orchestrator.actions.observation import RunFacts, run_question
 from orchestrator.measures import AFTERMATH
 from orchestrator.model import Host, Timeouts, TrainingRun
@@ -41,7 +41,7 @@ def window(
         "to": (after or before or {}).get("at"),
         "before": before,
         "after": after,
-        "samples": measures.thinned(samples),
+        "samples": windows.thinned(samples),
         "widest_s": widest,
         "gaps": [{"from": gap.since, "to": gap.until, "why": gap.why} for gap in gaps],
     }

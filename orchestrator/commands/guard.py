@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.commands.call import Call, calling, common
+from orchestrator.commands.call import Call, calling, common, console
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def guard(run: str, command: tuple[str, ...], as_json: bool, verbose: int, inven
     """
     with calling("guard", as_json, verbose, inventory) as call:
         from orchestrator.reports.receipts import guard_body, receipt_line
+        from orchestrator.reports.tables import print_to
         from orchestrator.workflows import guard as story
 
         if shutil.which(command[0]) is None:
@@ -39,14 +40,11 @@ def guard(run: str, command: tuple[str, ...], as_json: bool, verbose: int, inven
         with call.connections(found) as connections:
             guarded = story.guard(found, run, command, connections, _Listener(call), output)
         call.body = guard_body(guarded)
-        if not as_json:
-            from orchestrator.commands.call import console
-            from orchestrator.reports.tables import print_to
-
-            print_to(console(stderr=True), receipt_line(guarded.receipt))
-            click.echo(f"orch receipt {guarded.id} shows all of it", err=True)
         if (error := story.failure(guarded)) is not None:
             raise error
+        if not as_json:
+            print_to(console(stderr=True), receipt_line(guarded.receipt))
+            click.echo(f"orch receipt {guarded.id} shows all of it", err=True)
     sys.exit(guarded.exit_code)
 
 

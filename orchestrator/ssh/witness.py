@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator import measures
+from orchestrator import windows
 from orchestrator.errors import AuthenticationFailed, HostUnreachable, OrchError
 from orchestrator.ssh.agent import Conversation
 
@@ -105,9 +105,9 @@ class Witness:
             last = self.gaps[-1]
             self.gaps[-1] = Gap(since=last.since, until=str(sample.get("at") or "?"), why=last.why)
         if self.samples:
-            self.widest = max(self.widest, measures.elapsed(self.samples[-1], sample) or 0.0)
-        if len(self.samples) > 2 * measures.MOST_SAMPLES:
-            self.samples[1:] = measures.thinned(self.samples[1:])
+            self.widest = max(self.widest, windows.elapsed(self.samples[-1], sample) or 0.0)
+        if len(self.samples) > 2 * windows.MOST_SAMPLES:
+            self.samples[1:] = windows.thinned(self.samples[1:])
         self.samples.append(sample)
         self._seen.set()
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator import receipts
+from orchestrator import receipts, windows
 from orchestrator.actions import comparison, receipt_files, runs, training
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
@@ -38,7 +38,7 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
     last = look_again(scene, connections, "collect")
-    receipt = receipts.receipt([*spec.get("windows", ()), *looks, last])
+    receipt = receipts.receipt([*_windows(spec), *looks, last])
     kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
         folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
@@ -48,6 +48,13 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
         result = _result(scene, run, document, receipt, folder)
         ledger.add(result)
     return result
+
+
+def _windows(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those from before the run began. Its files lie on a box where others may write: a damaged one tells nothing."""
+    kept = spec.get("windows", [])
+    lost = training.window("ship", "a damaged spec.json", None, None)
+    return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
 
 
 def earlier(scene: Scene, but: str) -> tuple[Result, ...]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 from orchestrator import config, receipts, routes
 from orchestrator import plan as planning
-from orchestrator.actions import harness, runs, staging, torn, training
+from orchestrator.actions import harness, receipt_files, runs, staging, torn, training
 from orchestrator.actions.harness import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
@@ -29,7 +28,7 @@ from orchestrator.errors import (
 )
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
-from orchestrator.ssh.witness import Witness
+from orchestrator.workflows import witnessing
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.scene import Options, Scene, missing, observe, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
@@ -225,35 +224,16 @@ def _act(
         limits = scene.inventory.timeouts
         harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
     if plan.action("ship"):
-        witness = _watch(scene, connections)
+        witness = witnessing.begin(scene, connections)
         try:
             _ship(scene, plan, checkpoint, connections, listener)
         except OrchError:
-            windows.append(_seen_by(witness, scene, connections))
+            windows.append(witnessing.end(witness, scene, connections))
             told = receipts.receipt(windows)
             if told.verdict == "changed":
                 listener.warned("; ".join(told.reasons))
             raise
-        windows.append(_seen_by(witness, scene, connections))
-
-
-def _watch(scene: Scene, connections: Connections) -> Witness | None:
-    """Begin to watch training; None where the inventory names no process."""
-    if scene.run.process is None:
-        return None
-    reach = partial(connections.to, scene.train)
-    witness = training.watch(reach, scene.train, scene.run, scene.inventory.timeouts)
-    witness.wait_for_first(scene.inventory.timeouts.dead)
-    return witness
-
-
-def _seen_by(witness: Witness | None, scene: Scene, connections: Connections) -> dict[str, Any]:
-    """The window that ends now. Where the witness lost contact, another look tells how it ended."""
-    if witness is None:
-        return training.window("ship", scene.train.name, None, None)
-    witness.dismiss()
-    after = None if witness.saw_the_end else look_again(scene, connections, "observe")["after"]
-    return training.watched("ship", scene.train.name, witness, after)
+        windows.append(witnessing.end(witness, scene, connections))
 
 
 def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
@@ -302,6 +282,10 @@ def _finish(
     if run.state != "succeeded":
         run = _follow(scene, run, connections, listener, looks)
     result = collect(scene, run, connections, looks)
+    if result is None:  # it failed, which is what the command ends with; what training did is said all the same
+        kept = receipt_files.find(state_folder(), f"{run.host}/{run.id}")
+        if kept["verdict"] == "changed":
+            listener.warned("; ".join(kept["reasons"]))
     bring_home(scene, connections)
     return EvalReport(plan=plan, run=run, result=result, history=earlier(scene, run.id))
 

@@ -55,7 +55,7 @@ def ending(log: Optional[str], zombie: Optional[int] = None) -> Ending:
     `zombie` is the pid of one that nobody has waited for yet: its exit status is the surest word of all, only that one
     which was asked to stop may end with 0 too.
     """
-    logged = of_lines(_lines(log)) if log is not None else {"how": None, "why": None}
+    logged = of_lines(_lines(log) if log is not None else [])
     told = _of_status(exit_status(zombie)) if zombie is not None else logged
     if told["how"] is None or (told["how"], logged["how"]) == ("finished", "stopped"):
         return logged

@@ -4,75 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
-from world import ROOT, wait_until
-
-from orchestrator.reports.schema import document_schema
-
-STEPPING = ROOT / "tests" / "stepping.py"
-ORCH = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
-
-
-@dataclass
-class Desk:
-    """A laptop's project with one training run on two boxes, both of them folders of this machine."""
-
-    folder: Path
-    trainings: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    def furnish(self, *boxes: str, aftermath: str = "300ms") -> None:
-        hosts = "".join(
-            f"  {box}: {{roles: [train], transport: local, root: {self.folder / box}, python: {sys.executable}}}\n"
-            for box in boxes
-        )
-        for box in boxes:
-            (self.folder / box).mkdir()
-            words = [sys.executable, str(STEPPING), "train.log", "--pidfile", "train.pid"]
-            self.trainings[box] = subprocess.Popen(words, cwd=self.folder / box, stdin=subprocess.DEVNULL)
-            wait_until((self.folder / box / "train.log").exists, 20)
-        (self.folder / "hosts.yaml").write_text(
-            f"hosts:\n{hosts}"
-            f"timeouts: {{sample: 500ms, aftermath: {aftermath}, heartbeat: 500ms, dead: 3s}}\n"
-            f"runs:\n  tiny: {{host: [{', '.join(boxes)}], checkpoints: /nowhere, log: train.log,\n"
-            f"         process: {{pidfile: train.pid}}}}\n"
-        )
-
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "ORCH_HOME": str(self.folder / "state"), "PYTHONPATH": str(ROOT)}
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*ORCH, *words],
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def orch(self, *words: str) -> subprocess.CompletedProcess[str]:
-        typed = self.start(*words)
-        out, err = typed.communicate(timeout=90)
-        return subprocess.CompletedProcess(words, typed.returncode, out, err)
-
-    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
-        done = self.orch(*words)
-        assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        document = json.loads(done.stdout)
-        assert isinstance(document, dict)
-        jsonschema.validate(document, document_schema(document["command"]))
-        return document
+from desk import ORCH, Desk
+from world import wait_until
 
 
 @pytest.fixture
@@ -191,3 +131,28 @@ def test_contact_that_was_lost_is_taken_up_again_and_the_gap_is_said(desk: Desk)
     document = json.loads(out)
     assert document["verdict"] == "undisturbed"
     assert any("inside `command`, nobody watched from" in limit for limit in document["limits"])
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_command_once(desk: Desk) -> None:
+    """The terminal tells the command itself; passing it on too would make two of one."""
+    desk.furnish("box")
+    script = "trap 'echo told >> told' INT; touch up; while [ ! -e told ]; do sleep 0.1; done; sleep 0.5; exit 6"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(desk.folder)
+        os.execvpe(ORCH[0], [*ORCH, "guard", "tiny", "--", *shell(desk, script)], desk.environment())
+    wait_until((desk.folder / "up").exists, 60)
+    os.write(terminal, b"\x03")
+    said = b""
+    while piece := _read(terminal):
+        said += piece
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 6, said
+    assert (desk.folder / "told").read_text() == "told\n"
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # the other side is closed
+        return b""

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from orchestrator.actions.training import window
-from orchestrator.measures import MOST_SAMPLES, thinned
 from orchestrator.receipts import receipt
+from orchestrator.windows import MOST_SAMPLES, is_sound, thinned
 
 
 def sample(minute: int, pid: int | None = 7, state: str = "running", step: int = 0) -> dict[str, Any]:
@@ -230,3 +230,21 @@ def test_a_receipt_of_an_earlier_version_is_read() -> None:
     old = {"doing": "ship", "host": "box", "from": "x", "to": "y", "samples": []}
     found = receipt([{**old, "before": sample(0), "after": sample(1)}])
     assert found.verdict == "undisturbed"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"before": "x"},
+        {"samples": None},
+        {"host": 7},
+        {"after": {"monotonic": "soon"}},
+        {"after": {"gpus": [1]}},
+        {"after": {"paces": [[1]]}},
+        {"before": {"identity": "me"}},
+    ],
+)
+def test_a_damaged_window_is_told_from_a_sound_one(damage: dict[str, Any]) -> None:
+    good = window("ship", "box", now(0), now(10), [now(5)])
+    assert is_sound(good) and is_sound(window("collect", "box", None, None))
+    assert not is_sound({**good, **damage}) and not is_sound([]) and not is_sound({})
