@@ -168,7 +168,7 @@ def limits(windows: Sequence[Window]) -> Iterator[str]:
 
 
 def _limits_of(windows: Sequence[Window]) -> Iterator[str]:
-    yield "speaks only of the windows in which orch acted on the training box"
+    yield "speaks only of its windows, in which orch or the guarded command was at work"
     for window in windows:
         lasted = elapsed(window["before"], window["after"]) or 0.0
         if window["doing"] == "aftermath" and lasted < AFTERMATH - 1:

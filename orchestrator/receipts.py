@@ -8,6 +8,7 @@ clocks of two machines are never compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -31,26 +32,28 @@ def receipt(windows: Sequence[Window]) -> Receipt:
     """The verdict over all windows, in their order, with its reasons and limits.
 
     `changed` speaks of a window and of AFTERMATH behind it; a training that is gone later than that, or that is known
-    to have finished by itself, has `ended`. With several training hosts each one is judged alone, and the worst counts.
+    to have finished by itself, has `ended`. With several training hosts each one is judged alone, and the worst counts:
+    `reasons` are of those that were worst off, `hosts` holds all.
     """
     windows = tuple({**window, "measured": measures.measured(window)} for window in windows)
     hosts = list(dict.fromkeys(window["host"] for window in windows))
     told = {host: _judge([window for window in windows if window["host"] == host]) for host in hosts}
     verdict: Verdict = min((verdict for verdict, _ in told.values()), key=WORST.index, default="not_observed")
-    if not told:
-        reasons: tuple[str, ...] = ("no training box was looked at",)
-    elif len(told) == 1:
-        reasons = told[hosts[0]][1]
-    else:
-        worst_first = sorted(hosts, key=lambda host: WORST.index(told[host][0]))
-        reasons = tuple(f"{host}: {reason}" for host in worst_first for reason in told[host][1])
+    worst = [host for host in hosts if told[host][0] == verdict]
+    name = len(hosts) > 1
+    reasons = tuple(f"{host}: {reason}" if name else reason for host in worst for reason in told[host][1])
     return Receipt(
         verdict=verdict,
-        reasons=reasons,
+        reasons=reasons or ("no training box was looked at",),
         windows=windows,
         limits=tuple(measures.limits(windows)),
         hosts=tuple({"host": host, "verdict": told[host][0], "reasons": list(told[host][1])} for host in hosts),
     )
+
+
+def brief(receipt: Receipt) -> Receipt:
+    """Without the samples from inside the windows: what lists of results need; a file of its own holds the whole."""
+    return replace(receipt, windows=tuple({**window, "samples": []} for window in receipt.windows))
 
 
 def _judge(windows: Sequence[Window]) -> Judged:
@@ -132,8 +135,8 @@ def _after(window: Window) -> str:
 def _became(before: Sample, after: Sample) -> str:
     if _identity(after) is not None:
         return f"process {_pid(before)} was replaced by {_replacement(before, after)}"
-    told = _ending(after) if _how(after) else after.get("reason") or ""
-    return f"process {_pid(before)} is {after['state'] or 'gone'}{': ' if told else ''}{told}"
+    told = [_ending(after)] if _how(after) else [after.get("reason"), _ending(after)]
+    return f"process {_pid(before)} is {after['state'] or 'gone'}: {'; '.join(filter(None, told))}"
 
 
 def _replacement(before: Sample, after: Sample) -> str:

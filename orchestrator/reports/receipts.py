@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -46,8 +46,11 @@ def guard_body(guarded: Guarded) -> Document:
 
 def receipt_line(receipt: Receipt) -> RenderableType:
     """The verdict with its reasons, in one paragraph."""
-    reasons = "; ".join(shown(reason, limit=600) for reason in receipt.reasons)
-    return Text.assemble("training: ", (receipt.verdict, STYLES[receipt.verdict]), f": {reasons}")
+    return Text.assemble("training: ", (receipt.verdict, STYLES[receipt.verdict]), f": {_reasons(receipt.reasons)}")
+
+
+def _reasons(reasons: Iterable[str]) -> str:
+    return "; ".join(shown(reason, limit=600) for reason in reasons)
 
 
 def receipt_view(kept: Json) -> RenderableType:
@@ -55,6 +58,8 @@ def receipt_view(kept: Json) -> RenderableType:
     verdict = str(kept["verdict"])
     blocks: list[RenderableType] = [Text(_about(kept), style="bold"), Text(verdict, style=STYLES.get(verdict, ""))]
     blocks += [Text(f"  {shown(str(reason), limit=1000)}") for reason in kept.get("reasons") or ()]
+    others = [row for row in kept.get("hosts") or () if row["verdict"] != verdict]
+    blocks += [Text(f"  {shown(row['host'])}: {row['verdict']}: {_reasons(row['reasons'])}") for row in others]
     blocks += [Text(""), _windows(kept.get("windows") or ()), Text("")]
     blocks += [Text(f"  {shown(str(limit), limit=1000)}", style="dim") for limit in kept.get("limits") or ()]
     return Group(*blocks)

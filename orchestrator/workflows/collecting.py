@@ -45,7 +45,7 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
         if run.state != "succeeded":
             return None
         document = read_result(files.get(scene.job.result.file), scene.job)
-        result = _result(scene, run, document, receipt, folder)
+        result = _result(scene, run, document, receipts.brief(receipt), folder)
         ledger.add(result)
     return result
 

@@ -57,7 +57,7 @@ def test_a_training_that_dies_right_after_the_command_is_exit_9(desk: Desk) -> N
     desk.furnish("box", aftermath="4s")
     done = desk.orch("guard", "tiny", "--", *shell(desk, "(sleep 1.5; kill -9 $(cat box/train.pid)) >/dev/null 2>&1 &"))
     assert done.returncode == 9, done.stderr
-    assert "within 60 s after the command" in done.stderr
+    assert "after the command" in done.stderr and "signal 9" in done.stderr
 
 
 def test_each_training_host_is_judged_alone(desk: Desk) -> None:
