@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 Role = Literal["train", "eval"]
 TransportName = Literal["auto", "fabric", "openssh", "local"]
@@ -35,6 +35,10 @@ class Timeouts:
     """the longest that one question may take"""
     poll: float = 1.0
     """between two looks at a running evaluation"""
+    sample: float = 10.0
+    """between two samples of a training that is watched"""
+    aftermath: float = 60.0
+    """for which `guard` goes on watching after the command"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +245,10 @@ class Receipt:
 
     verdict: Literal["undisturbed", "changed", "ended", "not_observed"]
     reasons: tuple[str, ...]
-    windows: tuple[Mapping[str, object], ...]
+    windows: tuple[Mapping[str, Any], ...]
     limits: tuple[str, ...]
+    hosts: tuple[Mapping[str, Any], ...] = ()
+    """{host, verdict, reasons} of each training host"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

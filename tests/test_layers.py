@@ -12,15 +12,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
-LAYERS = [
+BELOW = [
     "model errors",
-    "merging needs taken config answers plan routes ssh",
+    "windows",
+    "measures",
+    "merging needs taken config answers plan receipts routes ssh",
     "actions",
-    "workflows",
-    "reports",
-    "commands",
-    "cli",
 ]
+LAYERS = [*BELOW, "workflows", "reports", "commands", "cli"]
 ORDER = {name: height for height, names in enumerate(LAYERS) for name in names.split()}
 BOTH_SIDES = ("wire", "manifest", "errors", "folder", "replace")
 SHARED = {"remote_payload", "remote_payload.agent"} | {f"remote_payload.agent.{name}" for name in BOTH_SIDES}

@@ -136,6 +136,7 @@ def from_document(document: Mapping[str, Any]) -> Result:
         reasons=tuple(receipt["reasons"]),
         windows=tuple(receipt["windows"]),
         limits=tuple(receipt["limits"]),
+        hosts=tuple(receipt.get("hosts") or ()),
     )
     values["digests"] = Digests(**values["digests"])
     for name in ("headline", "baseline"):

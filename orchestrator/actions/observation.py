@@ -21,7 +21,8 @@ class RunFacts:
     """CONTRACT's `process`, with `identity`; None where the inventory names no process"""
     progress: Json | None
     source: Json | None
-    sample: Json | None
+    samples: tuple[Json, ...]
+    """of the training process, for a receipt: from before and after the rest was looked at; none where not asked for"""
     scan: Scan | None
     errors: tuple[str, ...]
 
@@ -165,7 +166,7 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
         process=part("process"),
         progress=part("progress"),
         source=part("source"),
-        sample=part("sample"),
+        samples=tuple(facts.get("samples") or ()),
         scan=read_scan(host.name, scan) if scan else None,
         errors=tuple(errors),
     )

@@ -46,9 +46,11 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
             call.body = eval_body(report.plan if report else live.plan, run, result)
             call.again = live.again
         if report.result is not None and not as_json:
+            from orchestrator.reports.receipts import receipt_line
             from orchestrator.reports.tables import results_table
 
             call.show(results_table(report.result, report.history))
+            call.show(receipt_line(report.result.receipt))
             click.echo(f"files: {report.result.folder}", err=True)
         elif options.detach and report.run is not None and not as_json:
             click.echo(report.run.id)

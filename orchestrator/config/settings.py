@@ -159,6 +159,8 @@ class TimeoutSettings(Settings, title="a mapping such as {connect: 10s}"):
     agent_dead: Duration | None = optional("Silence after which orch's process on a host ends itself. Default: 20s.")
     question: Duration | None = optional("The longest that one question to a host may take. Default: 120s.")
     poll: Duration | None = optional("Between two looks at a running evaluation. Default: 1s.")
+    sample: Duration | None = optional("Between two samples of a training that is watched. Default: 10s.")
+    aftermath: Duration | None = optional("For which `guard` watches training after the command. Default: 60s.")
 
     @model_validator(mode="after")
     def _outlast_the_heartbeat(self) -> TimeoutSettings:

@@ -139,6 +139,33 @@ STAGED = {
     "used_by": many(TEXT),
 }
 
+SAMPLE = maybe(record(at=maybe(TIME), state=maybe(TEXT), identity=maybe({"type": "object"}), hidden=many(TEXT)))
+WINDOW = {
+    **record(
+        doing=TEXT,
+        host=TEXT,
+        before=SAMPLE,
+        after=SAMPLE,
+        samples=many(SAMPLE),
+        **{"from": maybe(TIME), "to": maybe(TIME)},
+    ),
+    "description": "a stretch in which orch, or a guarded command, was at work",
+}
+RECEIPT: Schema = {
+    "verdict": one_of(*VERDICTS),
+    "reasons": many(TEXT),
+    "windows": many(WINDOW),
+    "limits": many(TEXT),
+    "hosts": many(record(host=TEXT, verdict=one_of(*VERDICTS), reasons=many(TEXT))),
+    "id": TEXT,
+    "kind": one_of("evaluation", "guard"),
+    "run": maybe(TEXT),
+    "step": maybe(COUNT),
+    "exit_code": maybe(INTEGER),
+    "ended_at": maybe(TIME),
+    "file": TEXT,
+}
+
 DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
     "checkpoints": (
@@ -187,6 +214,8 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
             "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
         },
     ),
+    "receipt": (RECEIPT, {}),
+    "guard": (RECEIPT, {}),
 }
 """command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
 NAMES = tuple(DOCUMENTS)

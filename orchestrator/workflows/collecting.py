@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from orchestrator.actions import comparison, runs, training
+from orchestrator import receipts, windows
+from orchestrator.actions import comparison, receipt_files, runs, training
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
 from orchestrator.model import Job, Receipt, Result, Run
@@ -20,11 +21,12 @@ AT_ONCE = 5
 """finished runs brought home by one command"""
 
 
-def look_again(scene: Scene, connections: Connections) -> dict[str, Any] | None:
-    """A new sample of the training process; None where its box can't be reached."""
+def look_again(scene: Scene, connections: Connections, doing: Literal["observe", "collect"]) -> dict[str, Any]:
+    """A new window around one look at the training process, which is empty where its box can't be reached."""
     look = Look(host=scene.train, runs=(scene.run,), step=scene.options.step, sample=True)
     outcome = look_at([look], connections, scene.inventory.timeouts)[0]
-    return training.sample_of(outcome.value.runs[scene.run.name]) if outcome.value is not None else None
+    facts = outcome.value.runs[scene.run.name] if outcome.value is not None else None
+    return training.observed(doing, scene.train.name, facts)
 
 
 def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[dict[str, Any]] = ()) -> Result | None:
@@ -35,17 +37,24 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     """
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
-    after = look_again(scene, connections)
-    last = training.window("collect", scene.train.name, after, after)
-    receipt = training.receipt([*spec.get("windows", ()), *looks, last])
+    last = look_again(scene, connections, "collect")
+    receipt = receipts.receipt([*_windows(spec), *looks, last])
+    kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
-        folder = ledger.keep_files(scene.evaluate.name, run.id, files)
+        folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
         if run.state != "succeeded":
             return None
         document = read_result(files.get(scene.job.result.file), scene.job)
-        result = _result(scene, run, document, receipt, folder)
+        result = _result(scene, run, document, receipts.brief(receipt), folder)
         ledger.add(result)
     return result
+
+
+def _windows(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those from before the run began. Its files lie on a box where others may write: a damaged one tells nothing."""
+    kept = spec.get("windows", [])
+    lost = training.window("ship", "a damaged spec.json", None, None)
+    return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
 
 
 def earlier(scene: Scene, but: str) -> tuple[Result, ...]:

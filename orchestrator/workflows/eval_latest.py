@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, taken
+from orchestrator import config, receipts, taken
 from orchestrator import plan as planning
-from orchestrator.actions import harness, runs, staging, torn, training
+from orchestrator.actions import harness, receipt_files, runs, staging, torn, training
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
 from orchestrator.answers import Json
@@ -28,6 +28,7 @@ from orchestrator.errors import (
 )
 from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
+from orchestrator.workflows import witnessing
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
@@ -68,6 +69,18 @@ def eval_latest(
 
     Raises NothingToEvaluate, Refused, HostUnreachable, TransferError, EvaluationFailed, TrainingDisturbed.
     """
+    return _evaluate(inventory, options, connections, consent, listener, [])
+
+
+def _evaluate(
+    inventory: Inventory,
+    options: Options,
+    connections: Connections,
+    consent: Consent,
+    listener: Listener,
+    windows: list[dict[str, Any]],
+) -> EvalReport:
+    """`windows` are those of an attempt that met a torn checkpoint."""
     scene = observe(inventory, options, connections)
     for warning in scene.warnings:
         listener.warned(warning)
@@ -88,11 +101,11 @@ def eval_latest(
         listener.planned(replace(plan, refused=(refusal,)), scene.drift, (), None)
         raise Refused(refusal.reason, hint=refusal.hint, host=scene.evaluate.name)
     try:
-        windows = _act(scene, plan, checkpoint, connections, listener)
+        _act(scene, plan, checkpoint, connections, listener, windows)
     except TornCheckpoint as error:
         torn.remember(state_folder(), checkpoint, error.message)
         listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
-        return eval_latest(inventory, options, connections, consent, listener)
+        return _evaluate(inventory, options, connections, consent, listener, windows)
     run = _launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
@@ -135,9 +148,7 @@ def _go_on(scene: Scene, run: Run, connections: Connections, listener: Listener)
     if action.do == "nothing" and (known := known_result(scene, run)) is not None:
         bring_home(scene, connections)
         return EvalReport(plan=plan, run=run, result=known, history=earlier(scene, run.id))
-    now = scene.sample()
-    looks = [training.window("observe", scene.train.name, now, now)]
-    return _finish(scene, plan, run, connections, listener, looks)
+    return _finish(scene, plan, run, connections, listener, [scene.window()])
 
 
 def _again(scene: Scene, run: Run) -> str:
@@ -197,39 +208,55 @@ def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
 
 
 def _act(
-    scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener
-) -> list[dict[str, Any]]:
-    """Sync and ship as planned; the windows in which orch acted on the training box.
+    scene: Scene,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    connections: Connections,
+    listener: Listener,
+    windows: list[dict[str, Any]],
+) -> None:
+    """Sync and ship as planned; adds to `windows` those in which orch acted on the training box.
 
     Raises TornCheckpoint where a record of the checkpoint does not fit its CRC.
     """
-    before, limits = scene.sample(), scene.inventory.timeouts
-    windows = [training.window("observe", scene.train.name, before, before)]
+    windows.append(scene.window())
     if plan.action("sync"):
+        limits = scene.inventory.timeouts
         pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
         if pushed.saved:
             listener.warned(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
         taken.forget(scene.job, scene.evaluate)
     if plan.action("ship"):
         _check_fit(scene, connections)
-        account = staging.ship(
-            checkpoint,
-            scene.job,
-            *_ends(scene, connections),
-            limits,
-            listener.moved,
-            listener.warned,
-            choice=plan.routes,
-            layout=scene.run.layout,
-            limit_rate=scene.run.limit_rate,
-            training=scene.training.neighbour,
-        )
-        pace = account.get("pace") or {}
-        if pace.get("backed_off"):
-            held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
-            listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
-        windows.append(training.window("ship", scene.train.name, before, look_again(scene, connections)))
-    return windows
+        witness = witnessing.begin(scene, connections)
+        try:
+            _ship(scene, plan, checkpoint, connections, listener)
+        except OrchError:
+            windows.append(witnessing.end(witness, scene, connections))
+            told = receipts.receipt(windows)
+            if told.verdict == "changed":
+                listener.warned("; ".join(told.reasons))
+            raise
+        windows.append(witnessing.end(witness, scene, connections))
+
+
+def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
+    account = staging.ship(
+        checkpoint,
+        scene.job,
+        *_ends(scene, connections),
+        scene.inventory.timeouts,
+        listener.moved,
+        listener.warned,
+        choice=plan.routes,
+        layout=scene.run.layout,
+        limit_rate=scene.run.limit_rate,
+        training=scene.training.neighbour,
+    )
+    pace = account.get("pace") or {}
+    if pace.get("backed_off"):
+        held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
+        listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
 
 
 def _check_fit(scene: Scene, connections: Connections) -> None:
@@ -270,6 +297,10 @@ def _finish(
     if run.state != "succeeded":
         run = _follow(scene, run, connections, listener, looks)
     result = collect(scene, run, connections, looks)
+    if result is None:  # it failed, which is what the command ends with; what training did is said all the same
+        kept = receipt_files.find(state_folder(), f"{run.host}/{run.id}")
+        if kept["verdict"] == "changed":
+            listener.warned("; ".join(kept["reasons"]))
     bring_home(scene, connections)
     return EvalReport(plan=plan, run=run, result=result, history=earlier(scene, run.id))
 
@@ -287,8 +318,7 @@ def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener
         offset, attempt = look["offset"], 0
         listener.looked(look)
         if len(looks) == seen and time.monotonic() > aftermath:
-            now = look_again(scene, connections)
-            looks.append(training.window("observe", scene.train.name, now, now))
+            looks.append(look_again(scene, connections, "observe"))
 
     while attempt < RECONNECTS:
         try:

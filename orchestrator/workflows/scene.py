@@ -84,9 +84,9 @@ class Scene:
         """What would make a result of this checkpoint."""
         return Digests(checkpoint=checkpoint, harness=self.ours.digest, job=self.job_digest, data=self.data_digest)
 
-    def sample(self) -> dict[str, Any]:
-        """The training process as it was seen, for the receipt."""
-        return training.sample_of(self.training)
+    def window(self) -> dict[str, Any]:
+        """The stretch in which this was seen, for the receipt."""
+        return training.observed("observe", self.train.name, self.training)
 
     def runs_of_this(self) -> tuple[Run, ...]:
         """Runs on the evaluation host of this training run with the same harness, job and data, newest first."""

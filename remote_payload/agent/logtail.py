@@ -29,6 +29,7 @@ class Tail(NamedTuple):
     """the lines are the whole file"""
     in_blocks: bool
     """ends inside a line on a block's edge: the writer's buffer holds the rest, so the file lags behind"""
+    inode: int
 
 
 def read_tail(path: str, size: int) -> Tail:
@@ -49,6 +50,7 @@ def read_tail(path: str, size: int) -> Tail:
         modified=status.st_mtime,
         whole=start == 0,
         in_blocks=unfinished and status.st_size % 4096 == 0,
+        inode=status.st_ino,
     )
 
 

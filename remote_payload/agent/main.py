@@ -17,6 +17,7 @@ from remote_payload.agent.talk import Talk
 # question -> module, function, whether it writes to the host
 QUESTIONS = {
     "observe": ("questions_observe", "observe_answer", False),
+    "witness": ("witness", "witness_answer", False),
     "scan": ("questions_checkpoints", "scan_answer", False),
     "send": ("sending", "send_answer", False),
     "harness_read": ("harness", "harness_read_answer", False),

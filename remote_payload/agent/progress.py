@@ -48,7 +48,8 @@ class Pace(NamedTuple):
 
 
 def read(log: str, pattern: Optional[str], now: float, started: Optional[float] = None) -> Optional[Dict[str, Any]]:
-    """{step, epoch, loss, rate, rate_unit, age_s, stalled, steps_per_s, pace_from, at}, or None without any progress.
+    """{step, epoch, loss, rate, rate_unit, age_s, stalled, steps_per_s, pace_from, interval_s, paces, log, at}, or None
+    without any progress.
 
     `pattern` is the name of a preset (progress_formats), a regular expression with some of the named groups step,
     epoch, loss, rate and unit, or None: then every preset is tried. `log` may also be a metrics.jsonl or a
@@ -66,16 +67,20 @@ def read(log: str, pattern: Optional[str], now: float, started: Optional[float] 
     newest of the last lines over the time between them (dates, JSON time fields, a bar's elapsed time); "line", the
     last line's own time a step or steps a second; "log", the steps told in the whole file over its age, only where
     the file was born with the process (`started`, seconds since the epoch). None otherwise.
+    interval_s: usual seconds between two step lines, as far as it is known. paces: [step, rate] of the last lines,
+    oldest first: their own rate, or steps a second by their own times where they name none. log: {inode, size} of the
+    file that was read, which tell that it was rotated.
     A loss of nan or inf is given as text, since JSON has no such numbers.
 
     Raises AgentError(kind="config") for a log that can't be read, or a pattern that is no expression or too slow.
     """
     log = os.path.expanduser(log)
     recognise = _recogniser(log, pattern)
-    tail, readings = _end_of(log, recognise)
-    if not readings and os.path.isfile(log + ".1"):
+    rotated = os.path.isfile(log + ".1")
+    tail, readings = (None, []) if rotated and not os.path.exists(log) else _end_of(log, recognise)
+    if not readings and rotated:
         tail, readings = _end_of(log + ".1", recognise)
-    if not readings:
+    if tail is None or not readings:
         return None
     newest_first = _main_series(readings)
     pace = _pace(newest_first)
@@ -93,6 +98,9 @@ def read(log: str, pattern: Optional[str], now: float, started: Optional[float] 
         "stalled": age > max(LEAST_SILENCE_S, USUAL_INTERVALS * _visible_interval(pace, tail)),
         "steps_per_s": pace.steps_per_s,
         "pace_from": pace.source,
+        "interval_s": pace.interval,
+        "paces": _paces(newest_first),
+        "log": {"inode": tail.inode, "size": tail.size},
         "at": utc(now - age),
     }
 
@@ -110,7 +118,7 @@ def _recogniser(log: str, pattern: Optional[str]) -> Recognise:
     return _by_any_preset
 
 
-def _end_of(log: str, recognise: Recognise) -> Tuple[Tail, List[Reading]]:
+def _end_of(log: str, recognise: Recognise) -> Tuple[Optional[Tail], List[Reading]]:
     """The end of the log, and what its last lines told, newest first."""
     size = FIRST
     while True:
@@ -205,6 +213,20 @@ def _pace(newest_first: Sequence[Reading]) -> Pace:
         spacing = _step(told[0]) - _step(told[1]) if len(told) > 1 else 1
         return Pace(1 / own, max(1, spacing) * own, "line")
     return Pace()
+
+
+def _paces(newest_first: Sequence[Reading]) -> List[List[float]]:
+    """[step, rate] of each line that tells both, oldest first; where no line names a rate, steps a second."""
+    told = [reading for reading in reversed(newest_first) if reading.step is not None]
+    named = [[_step(reading), reading.rate] for reading in told if reading.rate is not None]
+    if named:
+        return [[float(step), float(rate or 0)] for step, rate in named]
+    found = []
+    for older, newer in zip(told, told[1:]):
+        seconds = (newer.clock or 0.0) - (older.clock or 0.0)
+        if older.clock is not None and seconds > 0 and _step(newer) > _step(older):
+            found.append([float(_step(newer)), (_step(newer) - _step(older)) / seconds])
+    return found
 
 
 def _step(reading: Reading) -> int:

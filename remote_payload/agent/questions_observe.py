@@ -14,12 +14,13 @@ Parts = Dict[str, Callable[[], Any]]
 
 def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """{"host": facts, gpus, gpu_note, with `sample` addresses; "runs": {name: {process, progress, source, checkpoints,
-    sample}}; "eval"}.
+    samples}}; "eval"}.
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
     {"error": message} in its own place and leaves the others alone. Parts that wait for a disk or a
-    child process are answered at the same time.
+    child process are answered at the same time. `samples` are two of the training process (witness.py): from before
+    everything else was looked at, and from after it, with the log and the GPUs.
     """
     from remote_payload.agent import hostinfo
 
@@ -40,7 +41,19 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     runs = told.get("runs", {})
     if "error" in runs and isinstance(runs["error"], str):  # /proc itself can't be read
         runs = {run["name"]: runs for run in args["runs"]}
+    elif args.get("gpus") and args.get("sample"):
+        _put_gpus_into_samples(runs, gpus)
     return {"host": host, "runs": runs, "eval": told.get("eval")}
+
+
+def _put_gpus_into_samples(runs: Dict[str, Any], gpus: Dict[str, Any]) -> None:
+    from remote_payload.agent import witness
+
+    told = {"gpus": gpus.get("gpus", []), "note": gpus.get("error") or gpus.get("note")}
+    for answer in runs.values():
+        if answer.get("samples"):
+            last = answer["samples"][-1]
+            last.update(witness.gpu_part(told, last["identity"], (answer["process"] or {}).get("ranks") or []))
 
 
 def _digesting() -> float:
@@ -91,18 +104,22 @@ def _runs(runs: List[Dict[str, Any]], sample: bool, talk: Any) -> Dict[str, Any]
 
         processes = Processes()
     answers: Dict[str, Dict[str, Any]] = {}
+    witnesses: Dict[str, Any] = {}
     parts: Parts = {}
     for run in runs:
         process = _process(run.get("process"), processes)
-        answers[run["name"]] = {"process": process, **dict.fromkeys(("progress", "source", "checkpoints", "sample"))}
-        for part, ask in _parts_of(run, process, sample, talk).items():
+        answers[run["name"]] = {"process": process, **dict.fromkeys(("progress", "source", "checkpoints", "samples"))}
+        if sample and process is not None:
+            witnesses[run["name"]] = _witness(run, process)
+        for part, ask in _parts_of(run, process, talk).items():
             parts[run["name"] + "\0" + part] = ask
     _avoid([answer["process"] for answer in answers.values()])
+    before = {name: witness.process_sample() for name, witness in witnesses.items()}
     for key, value in together(parts).items():
         name, part = key.split("\0")
         answers[name][part] = value
-    for run in runs:
-        _put_progress_into_sample(answers[run["name"]], run.get("log"))
+    for name, witness in witnesses.items():
+        answers[name]["samples"] = [before[name], _last_sample(witness, answers[name]["progress"])]
     return answers
 
 
@@ -114,14 +131,21 @@ def _avoid(processes: List[Optional[Dict[str, Any]]]) -> None:
     quiet.avoid(quiet.cores_of(pids))
 
 
-def _put_progress_into_sample(answer: Dict[str, Any], log: Optional[str]) -> None:
-    """The log was read once, for `progress`; the sample of the same moment takes it from there."""
-    if log is None or not answer["sample"] or "error" in answer["sample"]:
-        return
-    from remote_payload.agent import sample
+def _witness(run: Dict[str, Any], process: Dict[str, Any]) -> Any:
+    from remote_payload.agent import witness
 
-    told = answer["progress"]
-    answer["sample"] = sample.with_progress(answer["sample"], None if told and "error" in told else told)
+    if "error" in process:
+        process = {"state": None, "reason": process["error"]}
+    return witness.Witness(run, None, process)
+
+
+def _last_sample(witness: Any, progress: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """With what the log, which was read once, for `progress`, told in the meantime."""
+    from remote_payload.agent.witness import with_log
+
+    found = with_log(witness.process_sample(), None if progress and "error" in progress else progress)
+    whole: Dict[str, Any] = witness.with_ending(found)
+    return whole
 
 
 def _process(rule: Optional[Dict[str, Any]], processes: Any) -> Optional[Dict[str, Any]]:
@@ -135,7 +159,7 @@ def _process(rule: Optional[Dict[str, Any]], processes: Any) -> Optional[Dict[st
     return process
 
 
-def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], sample: bool, talk: Any) -> Parts:
+def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], talk: Any) -> Parts:
     """What else is asked about a run, each as a function of no arguments."""
     log, pattern, source, saved = (run.get(key) for key in ("log", "progress", "source", "checkpoints"))
     identity = (process or {}).get("identity")
@@ -146,9 +170,6 @@ def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], sample: bo
         parts["source"] = lambda: _source(source, talk)
     if saved is not None:
         parts["checkpoints"] = lambda: _checkpoints(saved, process)
-    if sample and identity:
-        ranks = (process or {}).get("ranks", [])
-        parts["sample"] = lambda: _sample(identity, ranks)
     return parts
 
 
@@ -181,12 +202,6 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
         model_key=saved.get("model_key"),
         tensors=bool(saved.get("tensors")),
     )
-
-
-def _sample(identity: Dict[str, Any], ranks: List[int]) -> Dict[str, Any]:
-    from remote_payload.agent import sample
-
-    return sample.sample(identity, None, None, ranks)
 
 
 def _gpus(talk: Any) -> Dict[str, Any]:

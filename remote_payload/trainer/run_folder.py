@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,14 @@ class ProgressLog:
 
     def write(self, line: str) -> None:
         print(line, flush=True)
+        self._append(line)
+
+    def end(self, words: str) -> None:
+        """How training ended, for whoever reads the file later; on stderr, as stdout holds progress only."""
+        print(words, file=sys.stderr, flush=True)
+        self._append(words)
+
+    def _append(self, line: str) -> None:
         if self.file is not None:
             print(line, file=self.file, flush=True)
 

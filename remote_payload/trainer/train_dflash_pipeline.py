@@ -78,7 +78,7 @@ def train(args: argparse.Namespace, stop: StopRequest) -> None:
             if step % args.save_every == 0:
                 checkpoints.save(step, {**training.state(), "step": step, "args": described})
             pace.wait(stop)
-    print(f"stopped after step {step}", file=sys.stderr)
+        log.end(f"training {'finished' if step == last_step else 'stopped'} after step {step}")
 
 
 def prepare(args: argparse.Namespace) -> DrafterTraining:

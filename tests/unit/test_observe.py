@@ -61,8 +61,9 @@ def test_a_run_is_told_whole(tmp_path):
         run = {**NOTHING, "name": "dflash", "process": {"pidfile": str(pidfile)}, "log": str(log), "source": "/proc"}
         told = observe_answer(question(runs=[run], sample=True), Spawner())["runs"]["dflash"]
     assert (told["process"]["state"], told["process"]["pid"]) == ("running", child.pid)
-    assert told["progress"]["step"] == told["sample"]["step"] == 5296
-    assert told["sample"]["identity"] == told["process"]["identity"]
+    assert told["progress"]["step"] == told["samples"][1]["step"] == 5296
+    assert [sample["identity"] for sample in told["samples"]] == [told["process"]["identity"]] * 2
+    assert told["samples"][0]["monotonic"] <= told["samples"][1]["monotonic"]
     assert told["source"]["error"] == "/proc: no git repository"
     assert told["checkpoints"] is None
 
@@ -101,7 +102,7 @@ def whole_question(tmp_path):
 def test_an_agent_started_as_on_a_host_answers_under_the_limits_of_its_role(whole_question, role):
     message, _ = converse(whole_question, role)
     run = message["answer"]["runs"]["r"]
-    assert (run["process"]["state"], run["progress"]["step"], run["sample"]["step"]) == ("running", 5296, 5296)
+    assert (run["process"]["state"], run["progress"]["step"], run["samples"][1]["step"]) == ("running", 5296, 5296)
     assert run["source"]["error"] is None or "git" in run["source"]["error"]
     own = dict(whole_question["runs"][0], progress=r"step (?P<step>\d+)")
     message, _ = converse({**whole_question, "runs": [own]}, role)

@@ -1,10 +1,12 @@
-"""The receipt's verdict over windows of samples."""
+"""The receipt's verdict over windows of samples; test_witness.py reaches each verdict for real."""
 
 from typing import Any
 
 import pytest
 
-from orchestrator.actions.training import receipt, window
+from orchestrator.actions.training import window
+from orchestrator.receipts import receipt
+from orchestrator.windows import MOST_SAMPLES, is_sound, thinned
 
 
 def sample(minute: int, pid: int | None = 7, state: str = "running", step: int = 0) -> dict[str, Any]:
@@ -68,3 +70,181 @@ def test_a_zombie_between_two_windows_has_ended(minute: int, verdict: str) -> No
     dead = sample(minute, state="zombie")
     found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", dead, dead)])
     assert found.verdict == verdict
+
+
+# -- samples as they are taken now: with the time since the boot, the log's age and how training ended ---------------
+
+
+def now(seconds: float, pid: int | None = 7, *, wall: float | None = None, **more: Any) -> dict[str, Any]:
+    """A sample so many seconds after the first; `wall`: what the box's clock shows, where it was set."""
+    shown = int(wall if wall is not None else seconds) + 10 * 3600
+    at = f"2026-01-01T{shown // 3600:02}:{shown // 60 % 60:02}:{shown % 60:02}Z"
+    found = {
+        "at": at,
+        "monotonic": 5000 + seconds,
+        "incarnation": "b/1/1",
+        "up_s": 4000 + seconds,
+        "state": "running" if pid else "absent",
+        "identity": {"incarnation": "b/1/1", "pid": pid, "start_ticks": 5} if pid else None,
+        "pid": pid,
+        "started_at": "then",
+        "lived_s": 1000 + seconds if pid else None,
+        "step": int(seconds),
+        "interval_s": 2.0,
+        "reason": "" if pid else "process 7 ended",
+    }
+    return {**found, **more}
+
+
+def between(*later: dict[str, Any]) -> Any:
+    """The receipt of a shipment, and of a look at its end."""
+    return receipt([window("ship", "box", now(0), now(10)), window("collect", "box", later[0], later[-1])])
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_clock_that_was_set_turns_no_ended_into_changed(hours: int) -> None:
+    """Set back, the wall clock makes an hour look like nothing; set forward, it makes the log look old."""
+    wall = 3600 + hours * 3600
+    gone = now(3600, None, wall=wall, age_s=max(0.0, wall - 10.0))
+    assert between(gone).verdict == "ended"
+    assert between(now(30, None, wall=30 + hours * 3600)).verdict == "changed", "and no changed into ended"
+
+
+def test_clocks_of_two_machines_are_never_compared() -> None:
+    """Two training hosts: each is judged by its own; the worst counts, and each one's reasons are kept."""
+    windows = [
+        window("command", "one", now(0), now(10)),
+        window("command", "two", now(90_000), now(90_010, None, ending={"how": "killed", "why": "signal 9"})),
+        window("aftermath", "one", now(11), now(70)),
+    ]
+    found = receipt(windows)
+    assert found.verdict == "changed"
+    assert [(row["host"], row["verdict"]) for row in found.hosts] == [("one", "undisturbed"), ("two", "changed")]
+    assert found.reasons[0].startswith("two: while the command ran: process 7 is absent: it was killed (signal 9)")
+
+
+def test_a_log_tells_whether_training_died_within_the_minute_that_nobody_watched() -> None:
+    """It was gone an hour later: its log says until when it lived, if the clock can be believed."""
+    assert between(now(3600, None, age_s=3570.0)).verdict == "changed"
+    assert "its log ends 20 s after orch did `ship`" in between(now(3600, None, age_s=3570.0)).reasons[0]
+    lived = between(now(3600, None, age_s=600.0))
+    assert lived.verdict == "ended" and "its log still moved" in lived.reasons[0]
+    assert "can't be told" in between(now(3600, None)).reasons[0]
+
+
+def test_what_took_its_place_bounds_when_it_ended() -> None:
+    soon = between(now(3600, 8, lived_s=3560.0))
+    assert soon.verdict == "changed" and "was replaced within 30 s" in soon.reasons[0]
+    late = between(now(3600, 8, lived_s=60.0))
+    assert late.verdict == "ended" and "was started again (process 7, now 8)" in late.reasons[0]
+
+
+def test_a_reboot_is_dated_by_how_long_the_box_is_up() -> None:
+    other = {"incarnation": "c/1/1", "monotonic": 20.0}
+    soon = between(now(3600, None, **other, up_s=3560.0))
+    assert soon.verdict == "changed"
+    late = between(now(3600, None, **other, up_s=20.0))
+    assert late.verdict == "ended" and "restart of the host or container" in late.reasons[0]
+    unknown = between(now(3600, None, wall=-3600, **other, up_s=20.0))
+    assert unknown.verdict == "ended" and "its clock was set" in unknown.reasons[0]
+
+
+@pytest.mark.parametrize("at", [12, 3600])
+def test_training_that_is_known_to_have_finished_has_ended_whenever_that_was(at: int) -> None:
+    done = {"how": "finished", "why": "exit code 0"}
+    assert between(now(at, None, ending=done)).verdict == "ended"
+    assert receipt([window("ship", "box", now(0), now(10, None, ending=done))]).verdict == "ended"
+
+
+def test_training_that_stops_stepping_in_a_window_is_changed() -> None:
+    found = receipt([window("ship", "box", now(0, stalled=False), now(100, step=0, stalled=True, age_s=90.0))])
+    assert found.verdict == "changed" and "no step for 90 s" in found.reasons[0]
+    stalled_before = receipt([window("ship", "box", now(0, stalled=True), now(100, stalled=True, age_s=900.0))])
+    assert stalled_before.verdict == "undisturbed"
+
+
+def paced(seconds: float, *rates: float) -> dict[str, Any]:
+    """A sample whose log told these rates last."""
+    first = int(seconds) - len(rates) + 1
+    return now(seconds, paces=[[first + place, rate] for place, rate in enumerate(rates)], rate_unit="tok/s")
+
+
+@pytest.mark.parametrize(
+    ("usual", "during", "verdict"),
+    [
+        ([100.0] * 10, [95.0] * 5, "undisturbed"),
+        ([100.0] * 10, [80.0] * 5, "changed"),
+        ([100.0, 60.0] * 5, [70.0] * 5, "undisturbed"),
+        ([100.0] * 10, [130.0] * 5, "undisturbed"),
+        ([100.0] * 10, [5.0] + [99.0] * 4, "undisturbed"),
+        ([100.0] * 3, [10.0] * 5, "undisturbed"),
+    ],
+    ids=["a little slower", "a fifth slower", "noisy by itself", "faster", "one slow line, a save", "too few to know"],
+)
+def test_a_rate_is_held_against_its_own_earlier_variation(
+    usual: list[float], during: list[float], verdict: str
+) -> None:
+    assert receipt([window("ship", "box", paced(100, *usual), paced(130, *during))]).verdict == verdict
+
+
+def waiting(seconds: float, ran: float, waited: float) -> dict[str, Any]:
+    return now(seconds, run_ns=int(ran * 1e9), run_queue_wait_ns=int(waited * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("ran", "waited", "verdict"),
+    [(9.0, 0.2, "undisturbed"), (5.0, 5.0, "changed"), (0.05, 0.04, "undisturbed"), (600.0, 3.0, "undisturbed")],
+    ids=["hardly", "half the time", "it hardly wants to run", "64 threads"],
+)
+def test_waiting_for_a_core_is_held_against_what_is_usual(ran: float, waited: float, verdict: str) -> None:
+    found = receipt([window("ship", "box", waiting(0, 900, 9), waiting(10, 900 + ran, 9 + waited))])
+    assert found.verdict == verdict
+
+
+def test_a_box_that_was_always_busy_accuses_nobody() -> None:
+    found = receipt([window("ship", "box", waiting(0, 500, 500), waiting(10, 505, 506))])
+    assert found.verdict == "undisturbed"
+
+
+def test_the_limits_say_who_watched_when_and_how_closely() -> None:
+    found = receipt(
+        [
+            window("ship", "box", now(0, hidden=["io"]), now(40), [now(12), now(25)]),
+            window("collect", "box", now(7240), now(7241)),
+        ]
+    )
+    assert "nobody watched from 2026-01-01T10:00:40Z to 2026-01-01T12:00:40Z (2 h 00 min)" in found.limits
+    assert "what came and went between two samples, up to 15 s apart, is not seen" in found.limits
+    assert "the box hides: io" in found.limits
+
+
+def test_days_of_samples_are_thinned_and_what_they_tell_stays() -> None:
+    samples = [now(10 * place, state="stopped" if place == 1001 else "running") for place in range(3000)]
+    kept = thinned(samples)
+    assert len(kept) <= MOST_SAMPLES + 2
+    assert [sample["state"] for sample in kept].count("stopped") == 1
+
+
+def test_a_receipt_of_an_earlier_version_is_read() -> None:
+    """Its windows had no gaps, no numbers, and samples without the time since the boot."""
+    old = {"doing": "ship", "host": "box", "from": "x", "to": "y", "samples": []}
+    found = receipt([{**old, "before": sample(0), "after": sample(1)}])
+    assert found.verdict == "undisturbed"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"before": "x"},
+        {"samples": None},
+        {"host": 7},
+        {"after": {"monotonic": "soon"}},
+        {"after": {"gpus": [1]}},
+        {"after": {"paces": [[1]]}},
+        {"before": {"identity": "me"}},
+    ],
+)
+def test_a_damaged_window_is_told_from_a_sound_one(damage: dict[str, Any]) -> None:
+    good = window("ship", "box", now(0), now(10), [now(5)])
+    assert is_sound(good) and is_sound(window("collect", "box", None, None))
+    assert not is_sound({**good, **damage}) and not is_sound([]) and not is_sound({})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from observing import SLEEP, running, wait_for_state
 
 from remote_payload.agent import identity
-from remote_payload.agent.sample import COUNTERS, parse_psi, sample
+from remote_payload.agent.sample import COUNTERS, Sampler, parse_psi, sample
 
 
 def test_a_running_process_and_its_log_are_sampled(tmp_path):
@@ -53,6 +53,27 @@ def test_ranks_are_counted_together():
     with running(sys.executable, "-c", SLEEP) as one, running(sys.executable, "-c", SLEEP) as two:
         who = identity.of_pid(one.pid)
         assert sample(who, None, None, [one.pid, two.pid])["threads"] == 2
+
+
+def test_what_an_ended_thread_had_used_up_stays_in_the_sums():
+    code = """if True:
+        import threading
+        print('ready', flush=True)
+        thread = threading.Thread(target=sum, args=(range(20_000_000),))
+        thread.start()
+        thread.join()
+        print('joined', flush=True)
+        time.sleep(60)
+    """
+    with running(sys.executable, "-c", "import time\n" + code) as child:
+        sampler = Sampler(identity.of_pid(child.pid))
+        time.sleep(0.1)
+        during = sampler.take()
+        assert child.stdout.readline() == "joined\n"
+        after = sampler.take()
+    assert (during["threads"], after["threads"]) == (2, 1)
+    for name in ("run_ns", "run_queue_wait_ns", "voluntary_switches", "involuntary_switches"):
+        assert after[name] >= during[name], name
 
 
 def test_an_ended_recycled_or_rebooted_training_is_absent_and_says_why():

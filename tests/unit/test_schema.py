@@ -95,6 +95,31 @@ STAGED = {
     "state": "complete",
     "used_by": [],
 }
+SAMPLE = {"at": "2026-11-30T12:00:00Z", "state": "running", "identity": {"pid": 7}, "hidden": []}
+RECEIPT = {
+    "verdict": "changed",
+    "reasons": ["it was killed"],
+    "windows": [
+        {
+            "doing": "ship",
+            "host": "ct200",
+            "from": "2026-11-30T12:00:00Z",
+            "to": None,
+            "before": SAMPLE,
+            "after": None,
+            "samples": [SAMPLE],
+        }
+    ],
+    "limits": ["the box hides: io"],
+    "hosts": [{"host": "ct200", "verdict": "changed", "reasons": []}],
+    "id": "4000-abc",
+    "kind": "evaluation",
+    "run": "dflash",
+    "step": 4000,
+    "exit_code": 0,
+    "ended_at": "2026-11-30T12:00:00Z",
+    "file": "/state/runs/ct129/4000-abc/receipt.json",
+}
 DOCUMENT = {
     "status": {
         "hosts": [
@@ -171,6 +196,8 @@ DOCUMENT = {
         "run": "dflash",
         "checks": [{"name": "import torch", "state": "fail", "detail": "No module named 'torch'", "hint": None}],
     },
+    "receipt": RECEIPT,
+    "guard": {**RECEIPT, "kind": "guard"},
     "eval-latest": {
         "plan": {
             "checkpoint": None,
