@@ -9,8 +9,8 @@ What the default run, made for 10 minutes on 2 cores, scales down (--full does n
               for all of them, and what is stated for 256 tokens by tokens. A random drafter is hardly ever right, so
               nearly every round yields one token; a round costs either side about the same whatever is accepted, and
               tests hold longer rounds to be the same.
-  extraction  speed on 8 of the target's 28 layers, 1024 tokens of equal and about 2200 of unequal lengths; memory on
-              the whole 1.5 B target with 256 tokens.
+  extraction  speed on 8 of the target's 28 layers and a quarter of its vocabulary, 1024 tokens of equal and about 2200
+              of unequal lengths; memory on the whole 1.5 B target with 256 tokens.
 
 On a busy machine wall time tells nothing: OMP_NUM_THREADS=1 with --clock cpu compares the CPU seconds of one thread.
 

@@ -1,7 +1,6 @@
 """A tiny target and drafters for it, made on the spot."""
 
 import json
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +83,3 @@ def save_drafter(folder, config, state):
     (folder / "config.json").write_text(json.dumps(config.to_hf()))
     save_file(state, folder / "model.safetensors")
     return folder
-
-
-def heed_interrupts():
-    """For a child process: shells start what runs in the background with SIGINT ignored, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

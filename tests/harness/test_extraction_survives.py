@@ -18,7 +18,7 @@ from batching import Chunk
 from cache import load_cache
 from decoder import Decoder
 from extract_hidden_states import main as extract
-from harness_bench import HARNESS, heed_interrupts, make_target
+from harness_bench import HARNESS, make_target
 from layer_stream import Slots
 from memory import Needs, anonymous_memory, parse_size, plan_memory, size_text
 from refusal import Refused
@@ -71,7 +71,6 @@ def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(how, 
         [sys.executable, SCRIPT, *command],
         env=QUIET,
         stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
     )
     while process.poll() is None and not (state.exists() and json.loads(state.read_text())["done"] >= 5):
         time.sleep(0.002)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from eval_drafter import main as evaluate
-from harness_bench import HARNESS, heed_interrupts
+from harness_bench import HARNESS
 from journal import Journal
 from refusal import Refused
 
@@ -57,7 +57,6 @@ def test_a_killed_process_is_taken_up(how, bench, whole, tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
