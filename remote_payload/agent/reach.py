@@ -9,7 +9,8 @@ from typing import Any, Dict
 PATIENCE = 4.0
 """seconds for an address to answer"""
 PAUSE = 0.5
-"""seconds between two tries: a way that was cut a moment ago may say at first that it leads nowhere"""
+"""seconds between two tries. Right after a cut "No route to host" comes at once where the kernel's last ARP question
+was lost to it, and the next try finds the way"""
 _HELLO = b"SSH-2.0-orch_probe\r\n"
 
 
