@@ -61,6 +61,8 @@ class Session:
     def __init__(
         self, connection: Connection, host: Host, job: Job, ours: Harness, also: Sequence[str], timeouts: Timeouts
     ) -> None:
+        for path in filter(manifest.odd, also):
+            raise ConfigError(f"{path!a}: a file name that can't be part of a harness", hint="rename it there")
         args = {"remote": job.harness_remote, "entries": entries_of(ours), "also": list(also), "contents": True}
         self._job, self._ours, self._timeouts = job, ours, timeouts
         self._talk = Conversation(connection, host, "harness_sync", args, role="eval", timeouts=timeouts)

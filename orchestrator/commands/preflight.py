@@ -31,6 +31,8 @@ def preflight(
             from orchestrator.reports.tables import preflight_table
 
             call.show(preflight_table(report))
+        if report.unreachable is not None:
+            raise report.unreachable
         if report.failed:
             names = ", ".join(check.name for check in report.failed)
             hint = report.failed[0].hint

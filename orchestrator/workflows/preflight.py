@@ -8,7 +8,7 @@ from orchestrator import config, plan, taken
 from orchestrator.actions import harness, preflight
 from orchestrator.actions.observation import RunFacts
 from orchestrator.answers import read_harness
-from orchestrator.errors import Refused
+from orchestrator.errors import OrchError, Refused
 from orchestrator.model import Check, Drift, Harness, Host, Inventory, Job, Scan, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
@@ -22,6 +22,8 @@ class PreflightReport:
     host: Host
     run: str | None
     checks: tuple[Check, ...]
+    unreachable: OrchError | None
+    """why the training box could not be asked"""
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -38,7 +40,7 @@ def preflight_job(
     host = config.choose_eval_host(inventory, run, host_name)
     ours = harness.local(job)
     wanted = preflight.read_needs(job, ours)
-    facts = _look(inventory, run, job, connections) if run is not None else None
+    facts, unreachable = _look(inventory, run, job, connections) if run is not None else (None, None)
     scan = facts.scan if facts is not None else None
     if (size := sum(file.size for file in ours.files)) > preflight.LIMIT:
         raise Refused(f"{job.harness_local}: {size} bytes of harness, too many to try out")
@@ -46,11 +48,12 @@ def preflight_job(
     connection, limits = connections.to(host), inventory.timeouts
     answer = preflight.try_out(connection, host, job, ours, wanted, tensors, limits, synced=False)
     drift = harness.drift(ours, read_harness(host.name, answer["harness"]), taken.read(job, host))
-    checks = [_checkpoint(run, facts)] if run is not None else []
+    checks = [_checkpoint(run, facts, unreachable)] if run is not None else []
     checks += [preflight.tensors_check(job, scan, answer), _harness(job, host, drift)]
     checks += preflight.judge(host, job, wanted, answer)
     checks.append(preflight.disk_check(host, answer["disk"], _needed(host, scan)))
-    return PreflightReport(job=job, host=host, run=run.name if run else None, checks=tuple(checks))
+    name = run.name if run is not None else None
+    return PreflightReport(job=job, host=host, run=name, checks=tuple(checks), unreachable=unreachable)
 
 
 def refuse_what_does_not_fit(
@@ -77,17 +80,18 @@ def _run(inventory: Inventory, job: Job, name: str | None) -> TrainingRun | None
     return mine[0] if len(mine) == 1 else None
 
 
-def _look(inventory: Inventory, run: TrainingRun, job: Job, connections: Connections) -> RunFacts:
+def _look(
+    inventory: Inventory, run: TrainingRun, job: Job, connections: Connections
+) -> tuple[RunFacts | None, OrchError | None]:
     train = inventory.hosts[run.hosts[0]]
     look = Look(host=train, runs=(run,), job=job, tensors=job.ship == "model")
     (outcome,) = look_at([look], connections, inventory.timeouts)
-    if outcome.error is not None:
-        raise outcome.error
-    assert outcome.value is not None
-    return outcome.value.runs[run.name]
+    return (outcome.value.runs[run.name] if outcome.value is not None else None), outcome.error
 
 
-def _checkpoint(run: TrainingRun, facts: RunFacts | None) -> Check:
+def _checkpoint(run: TrainingRun, facts: RunFacts | None, unreachable: OrchError | None) -> Check:
+    if unreachable is not None:
+        return Check(name="checkpoint", state="fail", detail=unreachable.message, hint=unreachable.hint)
     scan = facts.scan if facts is not None else None
     if scan is None or scan.latest is None:
         why = "; ".join(facts.errors) if facts is not None else ""

@@ -291,3 +291,12 @@ def test_a_work_folder_without_execution_is_told_where_the_job_runs_a_file_of_it
         assert state == "fail" and "noexec" in detail
     finally:
         subprocess.run(["umount", "-l", str(work)], check=True)
+
+
+def test_a_dead_training_box_does_not_hide_what_the_evaluation_host_says(project: Project) -> None:
+    hosts = project.folder / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace(f"{sys.executable}}}\nruns", "/no/python}\nruns"))
+    report = project.preflight()
+    states = {check.name: check.state for check in report.checks}
+    assert report.unreachable is not None and report.unreachable.code == 4
+    assert states["checkpoint"] == "fail" and states["import click"] == "ok"
