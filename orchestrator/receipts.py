@@ -62,21 +62,17 @@ def _judge(windows: Sequence[Window]) -> Judged:
     if first is None:
         return "not_observed", (_never_seen(windows),)
     earlier: Window | None = None
+    slowed: tuple[str, ...] = ()
     for one in windows:
-        if earlier is not None:
-            judged = _between(earlier, one)
-            if judged is not None:
-                return judged
-        if _identity(one["before"]):
-            judged = _inside(one)
-            if judged is not None:
-                return judged
-            earlier = one
+        judged = _between(earlier, one) if earlier is not None else None
+        if judged is None and _identity(one["before"]):
+            judged, earlier = _inside(one), one
+            slowed += tuple(_load(one))
+        if judged is not None:
+            verdict, reasons = judged
+            return ("changed", (*slowed, *reasons)) if slowed else (verdict, reasons)
     assert earlier is not None
-    slowed = tuple(reason for one in windows for reason in _load(one))
-    if slowed:
-        return "changed", slowed
-    return "undisturbed", tuple(_all_well(windows, first, earlier["after"]))
+    return ("changed", slowed) if slowed else ("undisturbed", tuple(_all_well(windows, first, earlier["after"])))
 
 
 def _never_seen(windows: Sequence[Window]) -> str:
@@ -112,6 +108,8 @@ def _inside(window: Window) -> Judged | None:
             if how == "finished":
                 return "ended", (f"{_ending(after)} {doing}",)
             return "changed", (f"{doing}: {_became(before, after)}",)
+        if gone := sorted(set(before.get("ranks") or ()) - set(after.get("ranks") or ())):
+            return "changed", (f"{doing}: of its ranks, process {', '.join(map(str, gone))} is gone",)
         if after["state"] != before["state"]:
             return "changed", (f"{doing}: process {_pid(before)} went from {before['state']} to {after['state']}",)
     if not _observed(window["after"]):
@@ -258,7 +256,7 @@ def _own_part(measured: Mapping[str, Any]) -> str:
 def _all_well(windows: Sequence[Window], first: Sample, last: Sample) -> Iterator[str]:
     known = [s["step"] for one in windows for s in (one["before"], one["after"]) if s and s.get("step") is not None]
     steps = f", step {known[0]} to {known[-1]}" if known and known[-1] > known[0] else ""
-    stopped = f", {last['state']} then as before" if last.get("state") == "stopped" else ""
+    stopped = ", stopped all the time" if last.get("state") == "stopped" else ""
     yield f"same process {_pid(first)} since {first['started_at']}{steps}{stopped}"
     judged = [one["measured"] for one in windows if one["measured"] and measures.can_judge_waiting(one["measured"])]
     if judged:
