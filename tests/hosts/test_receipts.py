@@ -23,6 +23,7 @@ def desk(testhosts, tmp_path: Path) -> Iterator[Desk]:  # type: ignore[no-untype
     desk.write(f"  train: {{ssh: root@train, roles: [train], python: {sys.executable}}}\n", ["train"])
     start(testhosts)
     yield desk
+    desk.clear()
     testhosts.sh("train", "kill -9 $(cat /root/train.pid); rm -f /root/train.pid /root/train.log /root/up", check=False)
 
 
@@ -90,5 +91,5 @@ def test_watching_writes_nothing_on_the_training_box(testhosts, desk: Desk) -> N
 
 def _sessions(testhosts) -> int:  # type: ignore[no-untyped-def]
     """Agents on the training box."""
-    found = testhosts.sh("train", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o -- '-I -S -B' | wc -l")
+    found = testhosts.sh("train", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o -- '-I -S -[B]' | wc -l")
     return int(found.stdout)
