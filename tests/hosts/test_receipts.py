@@ -91,5 +91,5 @@ def test_watching_writes_nothing_on_the_training_box(testhosts, desk: Desk) -> N
 
 def _sessions(testhosts) -> int:  # type: ignore[no-untyped-def]
     """Agents on the training box."""
-    found = testhosts.sh("train", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o -- '-I -S -[B]' | wc -l")
-    return int(found.stdout)
+    words = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o -- '-I -S -[B]' | wc -l"
+    return int(testhosts.sh("train", words).stdout)
