@@ -76,7 +76,7 @@ def test_a_box_that_hides_others_processes_is_not_observed(testhosts, desk: Desk
         document = desk.json("guard", "tiny", "--json", "--", "true")
     finally:
         testhosts.sh("train", "mount -o remount,hidepid=0 /proc")
-    assert document["verdict"] == "not_observed" and "hidepid=2" in document["reasons"][0]
+    assert document["verdict"] == "not_observed" and "hidepid=" in document["reasons"][0]
 
 
 def test_watching_writes_nothing_on_the_training_box(testhosts, desk: Desk) -> None:  # type: ignore[no-untyped-def]
