@@ -62,21 +62,17 @@ def _judge(windows: Sequence[Window]) -> Judged:
     if first is None:
         return "not_observed", (_never_seen(windows),)
     earlier: Window | None = None
+    slowed: tuple[str, ...] = ()
     for one in windows:
-        if earlier is not None:
-            judged = _between(earlier, one)
-            if judged is not None:
-                return judged
-        if _identity(one["before"]):
-            judged = _inside(one)
-            if judged is not None:
-                return judged
-            earlier = one
+        judged = _between(earlier, one) if earlier is not None else None
+        if judged is None and _identity(one["before"]):
+            judged, earlier = _inside(one), one
+            slowed += tuple(_load(one))
+        if judged is not None:
+            verdict, reasons = judged
+            return ("changed", (*slowed, *reasons)) if slowed else (verdict, reasons)
     assert earlier is not None
-    slowed = tuple(reason for one in windows for reason in _load(one))
-    if slowed:
-        return "changed", slowed
-    return "undisturbed", tuple(_all_well(windows, first, earlier["after"]))
+    return ("changed", slowed) if slowed else ("undisturbed", tuple(_all_well(windows, first, earlier["after"])))
 
 
 def _never_seen(windows: Sequence[Window]) -> str:
@@ -112,6 +108,8 @@ def _inside(window: Window) -> Judged | None:
             if how == "finished":
                 return "ended", (f"{_ending(after)} {doing}",)
             return "changed", (f"{doing}: {_became(before, after)}",)
+        if gone := sorted(set(before.get("ranks") or ()) - set(after.get("ranks") or ())):
+            return "changed", (f"{doing}: of its ranks, process {', '.join(map(str, gone))} is gone",)
         if after["state"] != before["state"]:
             return "changed", (f"{doing}: process {_pid(before)} went from {before['state']} to {after['state']}",)
     if not _observed(window["after"]):
@@ -135,7 +133,7 @@ def _after(window: Window) -> str:
 def _became(before: Sample, after: Sample) -> str:
     if _identity(after) is not None:
         return f"process {_pid(before)} was replaced by {_replacement(before, after)}"
-    told = [_ending(after)] if _how(after) else [after.get("reason"), _ending(after)]
+    told = [_ending(after)] if _how(after) else [after.get("reason"), _ending(after, before)]
     return f"process {_pid(before)} is {after['state'] or 'gone'}: {'; '.join(filter(None, told))}"
 
 
@@ -158,11 +156,13 @@ def _how(sample: Sample) -> str | None:
     return (sample.get("ending") or {}).get("how")
 
 
-def _ending(sample: Sample) -> str:
+def _ending(sample: Sample, before: Sample | None = None) -> str:
     """In words, with what tells it."""
     how = _how(sample)
     if how is None:
-        return "how it ended can't be known"
+        kills = (sample.get("oom_kills") or 0) - ((before or {}).get("oom_kills") or sample.get("oom_kills") or 0)
+        hint = f"; the kernel of that machine killed {kills} for want of memory meanwhile" if kills > 0 else ""
+        return f"how it ended can't be known{hint}"
     return f"{ENDINGS.get(how, how)} ({sample['ending']['why']})"
 
 
@@ -198,7 +198,7 @@ def _what_ended(last: Sample, now: Sample) -> str:
         return f"training ended and was started again (process {_pid(last)}, now {_replacement(last, now)})"
     else:
         ended = "training ended by itself"
-    return f"{ended}: {_ending(now)}"
+    return f"{ended}: {_ending(now, last if _boot(last) == _boot(now) else None)}"
 
 
 def _soon_after(last: Sample, now: Sample) -> tuple[bool, str]:
@@ -258,7 +258,9 @@ def _own_part(measured: Mapping[str, Any]) -> str:
 def _all_well(windows: Sequence[Window], first: Sample, last: Sample) -> Iterator[str]:
     known = [s["step"] for one in windows for s in (one["before"], one["after"]) if s and s.get("step") is not None]
     steps = f", step {known[0]} to {known[-1]}" if known and known[-1] > known[0] else ""
-    stopped = f", {last['state']} then as before" if last.get("state") == "stopped" else ""
+    if len(known) > 1 and known[-1] == known[0]:
+        steps = f", still at step {known[0]}"
+    stopped = ", stopped all the time" if last.get("state") == "stopped" else ""
     yield f"same process {_pid(first)} since {first['started_at']}{steps}{stopped}"
     judged = [one["measured"] for one in windows if one["measured"] and measures.can_judge_waiting(one["measured"])]
     if judged:

@@ -97,7 +97,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("step", "oom_kills"), int),
     **dict.fromkeys(("at", "state", "incarnation", "reason"), str),
     **dict.fromkeys(("identity", "io", "psi", "ending", "log"), dict),
-    **dict.fromkeys(("gpus", "paces", "hidden", "waiting"), list),
+    **dict.fromkeys(("gpus", "paces", "hidden", "waiting", "ranks"), list),
 }
 """of the values in a sample, where they are known"""
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.agent import identity as identities
 from remote_payload.agent.errors import AgentError
-from remote_payload.agent.identity import TICKS_PER_SECOND, read_proc, read_stat, utc
+from remote_payload.agent.identity import TICKS_PER_SECOND, Stat, read_proc, read_stat, utc
 from remote_payload.agent.processes import status_value
 from remote_payload.agent.training import exists, state_name
 
@@ -52,18 +52,19 @@ class Sampler:
     def __init__(self, identity: Dict[str, Any], ranks: Sequence[int] = ()) -> None:
         self.identity = identity
         self._pids = sorted({int(identity["pid"]), *ranks})
+        self._starts = {pid: stat.start_ticks for pid, stat in self._stats()}
         self._first: Dict[Thread, Spent] = {}
         self._last: Dict[Thread, Spent] = {}
         self._ended = Spent(0, 0, 0, 0)
 
     def take(self) -> Sample:
-        """{at, monotonic, incarnation, state, identity, lived_s, threads, run_ns, run_queue_wait_ns, major_faults,
-        voluntary_switches, involuntary_switches, rss, waiting, io, psi, oom_kills, orch_cpu_s, hidden, reason}, and
-        PROGRESS, which is None until `with_progress`.
+        """What `of_host` tells, {state, identity, lived_s, ranks, waiting, io, reason, hidden}, COUNTERS, and PROGRESS,
+        which is None until `with_progress`.
 
         `state` is running, stopped, zombie, absent (ended, its number taken by another, or the host restarted:
         `reason` says) or hidden. The counters are sums over the process and its ranks: run_queue_wait_ns is the time
         that their threads were runnable but waited for a core; rss in bytes. `lived_s`: seconds since its start.
+        `ranks`: those of its processes that live.
         `waiting`: [{pid, thread, name, wait_ns}] of the threads that waited longest since this sampler began. What
         can't be read is None, and its name is in `hidden`.
         """
@@ -77,13 +78,19 @@ class Sampler:
         found["hidden"] = missing
         return found
 
+    def _stats(self) -> List[Tuple[int, Stat]]:
+        """Of those processes that are there, zombies too."""
+        found = ((pid, read_stat(pid)) for pid in self._pids)
+        return [(pid, stat) for pid, stat in found if stat]
+
     def _counters(self) -> Dict[str, Any]:
-        stats = [read_stat(pid) for pid in self._pids]
-        living = [stat for stat in stats if stat]
+        stats = [(pid, stat) for pid, stat in self._stats() if stat.start_ticks == self._starts.get(pid)]
+        living = [stat for _, stat in stats]
         threads = {(pid, thread): _spent(pid, thread) for pid in self._pids for thread in _threads(pid)}
         known = {key: spent for key, spent in threads.items() if spent is not None}
         spent = self._sum(known) if known else None
         return {
+            "ranks": [pid for pid, stat in stats if state_name(stat.state) != "zombie"],
             "threads": sum(stat.threads for stat in living) if living else None,
             "run_ns": spent.ran if spent else None,
             "run_queue_wait_ns": spent.waited if spent else None,
@@ -142,6 +149,7 @@ def of_host() -> Sample:
         **dict.fromkeys(PROGRESS),
         "lived_s": None,
         **dict.fromkeys(COUNTERS),
+        "ranks": [],
         "waiting": [],
         "io": None,
         "psi": psi(),

@@ -28,6 +28,7 @@ class Desk:
     more: dict[str, str] = field(default_factory=dict)
     """environment of the commands typed here"""
     trainings: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    typed: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def furnish(self, *boxes: str, aftermath: str = "300ms") -> None:
         """Boxes with a training on each."""
@@ -55,7 +56,7 @@ class Desk:
         return {**os.environ, "ORCH_HOME": str(self.folder / "state"), "PYTHONPATH": str(ROOT), **self.more}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        typed = subprocess.Popen(
             [*ORCH, *words],
             cwd=self.folder,
             env=self.environment(),
@@ -65,6 +66,15 @@ class Desk:
             text=True,
             start_new_session=True,
         )
+        self.typed.append(typed)
+        return typed
+
+    def clear(self) -> None:
+        """End what was started here."""
+        for child in (*self.typed, *self.trainings.values()):
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
 
     def orch(self, *words: str) -> subprocess.CompletedProcess[str]:
         typed = self.start(*words)

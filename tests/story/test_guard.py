@@ -19,9 +19,7 @@ from world import wait_until
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
-    for training in desk.trainings.values():
-        training.kill()
-        training.wait()
+    desk.clear()
 
 
 def shell(desk: Desk, text: str) -> list[str]:

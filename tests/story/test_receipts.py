@@ -68,9 +68,7 @@ def desk(tmp_path: Path) -> Iterator[Evaluating]:
     desk = Evaluating(tmp_path)
     desk.set_out()
     yield desk
-    for training in desk.trainings.values():
-        training.kill()
-        training.wait()
+    desk.clear()
 
 
 def test_a_training_left_alone_is_undisturbed_and_the_whole_receipt_is_kept(desk: Evaluating) -> None:

@@ -248,3 +248,26 @@ def test_a_damaged_window_is_told_from_a_sound_one(damage: dict[str, Any]) -> No
     good = window("ship", "box", now(0), now(10), [now(5)])
     assert is_sound(good) and is_sound(window("collect", "box", None, None))
     assert not is_sound({**good, **damage}) and not is_sound([]) and not is_sound({})
+
+
+def test_a_training_that_was_slowed_and_later_ended_by_itself_is_changed() -> None:
+    slow = window("ship", "box", waiting(0, 900, 9), waiting(10, 905, 14))
+    gone = now(7200, None)
+    found = receipt([slow, window("collect", "box", gone, gone)])
+    assert found.verdict == "changed"
+    assert "of the time for a core" in found.reasons[0] and "training ended by itself" in found.reasons[1]
+
+
+def test_a_rank_that_is_gone_while_its_leader_lives_is_changed() -> None:
+    found = receipt([window("ship", "box", now(0, ranks=[7, 8, 9]), now(10, ranks=[7, 9]))])
+    assert found.verdict == "changed" and "of its ranks, process 8 is gone" in found.reasons[0]
+
+
+def test_a_kernel_that_killed_for_memory_meanwhile_is_a_hint() -> None:
+    found = receipt([window("ship", "box", now(0, oom_kills=3), now(10, None, oom_kills=5))])
+    assert "killed 2 for want of memory meanwhile" in found.reasons[0]
+
+
+def test_a_training_without_a_new_step_is_not_said_to_have_stepped() -> None:
+    found = receipt([window("ship", "box", now(0, step=5), now(1, step=5))])
+    assert found.verdict == "undisturbed" and "still at step 5" in found.reasons[0]
