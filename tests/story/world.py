@@ -41,7 +41,12 @@ limits: {{threads: 1}}
 def run_python(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run this interpreter to a good end."""
     done = subprocess.run(
-        [sys.executable, *words], env={**os.environ, **QUIET}, cwd=cwd, capture_output=True, text=True, timeout=170
+        [sys.executable, *words],
+        env={**os.environ, **QUIET, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
