@@ -164,11 +164,9 @@ def working(name: str, hosts: TestHosts, words: Sequence[str], *, bytes_first: i
     with log.open("wb") as out:
         child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     try:
-        wait_for(
-            lambda: received(hosts) - came > bytes_first and child.poll() is None,
-            90,
-            f"bytes of {name}; it said: {log.read_text()[-500:]}",
-        )
+        wait_for(lambda: received(hosts) - came > bytes_first or child.poll() is not None, 150, f"bytes of {name}")
+        if child.poll() is not None:
+            sys.exit(f"{name} ended: {log.read_text()[-2000:]}")
         yield neighbour
     finally:
         neighbour.go()
