@@ -31,7 +31,7 @@ def elapsed(one: Sample | None, other: Sample | None) -> float | None:
         return None
     if _same_boot(one, other):
         return float(other["monotonic"]) - float(one["monotonic"])
-    seconds = _wall(one, other)
+    seconds = apart(one, other)
     return seconds if seconds is not None and seconds >= 0 else None
 
 
@@ -48,7 +48,7 @@ def latest_end(last: Sample, now: Sample, quiet: float) -> Iterator[float]:
 
 def clock_was_set(one: Sample, other: Sample) -> bool:
     """Whether the box's wall clock can't be believed from one look to the other."""
-    wall = _wall(one, other)
+    wall = apart(one, other)
     return not _same_boot(one, other) or wall is None or abs(wall - (elapsed(one, other) or 0.0)) > CLOCK_SET_S
 
 
@@ -57,11 +57,15 @@ def _same_boot(one: Sample, other: Sample) -> bool:
     return len(boots) == 1 and all(sample.get("monotonic") is not None for sample in (one, other))
 
 
-def _wall(one: Sample, other: Sample) -> float | None:
+def apart(one: Sample, other: Sample) -> float | None:
+    """Seconds from one to the other by the wall clock of their box, negative where it went backwards."""
     if not one.get("at") or not other.get("at"):
         return None
-    a, b = (datetime.fromisoformat(str(sample["at"]).replace("Z", "+00:00")) for sample in (one, other))
-    return (b - a).total_seconds()
+    try:
+        a, b = (datetime.fromisoformat(str(sample["at"]).replace("Z", "+00:00")) for sample in (one, other))
+        return (b - a).total_seconds()
+    except (ValueError, TypeError):  # no time, or one with a zone and one without
+        return None
 
 
 def thinned(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -104,7 +108,10 @@ _KINDS: dict[str, Any] = {
 
 def is_sound(window: object) -> bool:
     """Whether a window that was kept on a box still has the form that everything here relies on."""
-    if not isinstance(window, dict) or not {"doing", "host", "before", "after", "samples"} <= window.keys():
+    if (
+        not isinstance(window, dict)
+        or not {"doing", "host", "from", "to", "before", "after", "samples"} <= window.keys()
+    ):
         return False
     if not isinstance(window["host"], str) or not isinstance(window["samples"], list):
         return False

@@ -1,6 +1,6 @@
 """A small training that really steps: burns a core (or sleeps), appends progress lines to its log, and can end in ways.
 
-python stepping.py LOG [--steps N] [--end finished|crashed|quiet] [--pause SECONDS | --burn]
+python stepping.py LOG [--until FILE] [--end finished|crashed|quiet] [--pause SECONDS | --burn]
 """
 
 import argparse
@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("log")
     parser.add_argument("--pidfile")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--until", default="", help="steps until this file is there")
     parser.add_argument("--end", default="quiet")
     parser.add_argument("--pause", type=float, default=0.02)
     parser.add_argument("--burn", action="store_true")
@@ -25,7 +25,7 @@ def main() -> None:
         with open(args.pidfile, "w") as file:
             file.write(f"{os.getpid()}\n")
     step, began, every = 0, time.monotonic(), 10 if args.burn else 2
-    while args.steps is None or step < args.steps:
+    while not (args.until and os.path.exists(args.until)):
         step += 1
         if args.burn:
             sum(range(ROUNDS))

@@ -18,7 +18,7 @@ __all__ = ["AFTERMATH", "observed", "watch", "watched", "window"]
 
 Window = dict[str, Any]
 Sample = dict[str, Any]
-Doing = Literal["observe", "ship", "collect", "command", "aftermath"]
+Doing = Literal["observe", "ship", "evaluate", "collect", "command", "aftermath"]
 
 
 def window(

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator import receipts, windows
+from orchestrator import measures, receipts, windows
 from orchestrator.actions import comparison, receipt_files, runs, training
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
@@ -38,7 +38,7 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
     last = look_again(scene, connections, "collect")
-    receipt = receipts.receipt([*_windows(spec), *looks, last])
+    receipt = receipts.receipt([*_closed(scene, run, _windows(spec), connections), *looks, last])
     kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
         folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
@@ -55,6 +55,32 @@ def _windows(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
     kept = spec.get("windows", [])
     lost = training.window("ship", "a damaged spec.json", None, None)
     return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
+
+
+def _closed(scene: Scene, run: Run, kept: list[dict[str, Any]], connections: Connections) -> list[dict[str, Any]]:
+    """With a last look for the trainings beside which was evaluated.
+
+    Where it ended long before anybody looks, what happened since is not its doing: the window stays at its beginning.
+    """
+    named = {one.get("run", ""): one["host"] for one in kept if one["doing"] == "evaluate"}
+    there = tuple(known for name in named if (known := scene.inventory.runs.get(name)) is not None)
+    if not there:
+        return kept
+    look = Look(host=scene.evaluate, runs=there, sample=True)
+    outcome = look_at([look], connections, scene.inventory.timeouts)[0]
+    seen = outcome.value.runs if outcome.value is not None else {}
+    last = {name: training.observed("collect", host, seen.get(name)) for name, host in named.items()}
+
+    def closed(one: dict[str, Any]) -> dict[str, Any]:
+        after = last[one.get("run", "")]["after"]
+        late = windows.apart({"at": run.ended_at}, after or {})
+        if late is not None and late > measures.AFTERMATH:
+            why = "the evaluation had ended before anybody looked"
+            gap = {"from": one["from"] or "?", "to": run.ended_at or "?", "why": why}
+            return {**one, "after": one["before"], "to": one["from"], "gaps": [gap]}
+        return {**one, "after": after, "to": (after or {}).get("at")}
+
+    return [*(closed(one) if one["doing"] == "evaluate" else one for one in kept), *last.values()]
 
 
 def earlier(scene: Scene, but: str) -> tuple[Result, ...]:

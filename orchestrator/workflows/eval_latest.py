@@ -284,7 +284,7 @@ def _launch(
         harness=scene.ours,
         env=env,
         secrets=secrets,
-        windows=windows,
+        windows=[*windows, *witnessing.beside_evaluation(scene)],
         beside=scene.beside,
         timeouts=scene.inventory.timeouts,
     )

@@ -65,6 +65,8 @@ class Scene:
     """of the training box, as itself sees them"""
     beside: Json | None
     """the trainings that live on the evaluation host, as a supervisor needs to know them; None where there is none"""
+    neighbours: Mapping[str, RunFacts]
+    """the inventory's runs on the evaluation host, as they were seen there"""
     drift: Drift
     job_digest: str
     data_digest: str
@@ -87,6 +89,11 @@ class Scene:
     def window(self) -> dict[str, Any]:
         """The stretch in which this was seen, for the receipt."""
         return training.observed("observe", self.train.name, self.training)
+
+    def named_there(self, run: str) -> str:
+        """Under which name a receipt keeps a training on the evaluation host: another run's is not this one's."""
+        mine = run == self.run.name and self.evaluate.name == self.train.name
+        return self.evaluate.name if mine else f"{self.evaluate.name} ({run})"
 
     def runs_of_this(self) -> tuple[Run, ...]:
         """Runs on the evaluation host of this training run with the same harness, job and data, newest first."""
@@ -113,7 +120,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     looks = [
         Look(host=train, runs=(run,), job=job, step=options.step, sample=True, tensors=job.ship == "model"),
         Look(host=evaluate, job=job, local=ours, digest=True),
-        *([Look(host=evaluate, runs=others)] if others else ()),
+        *([Look(host=evaluate, runs=others, sample=True)] if others else ()),
     ]
     answers = []
     for outcome in look_at(looks, connections, inventory.timeouts):
@@ -136,6 +143,7 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
         box=answers[1].host,
         train_addresses=tuple(answers[0].host.get("addresses") or ()),
         beside=_beside({**answers[0].runs, **answers[-1].runs}, there),
+        neighbours={other.name: {**answers[0].runs, **answers[-1].runs}[other.name] for other in there},
         drift=harness.drift(ours, facts.harness, taken.read(job, evaluate)),
         job_digest=planning.job_digest(job),
         data_digest=planning.data_digest(facts.data),

@@ -1,4 +1,4 @@
-"""Watching training while eval-latest ships from its box."""
+"""Watching training while eval-latest ships from its box, or evaluates on it."""
 
 from __future__ import annotations
 
@@ -32,3 +32,14 @@ def end(witness: Witness | None, scene: Scene, connections: Connections) -> dict
     witness.dismiss()
     after = None if witness.saw_the_end else look_again(scene, connections, "observe")["after"]
     return training.watched("ship", scene.train.name, witness, after)
+
+
+def beside_evaluation(scene: Scene) -> list[dict[str, Any]]:
+    """The windows of an evaluation that is about to begin on a host that trains; collecting closes them."""
+    opened = []
+    for name, facts in scene.neighbours.items():
+        before = training.observed("evaluate", scene.evaluate.name, facts)["after"]
+        if before is not None and before.get("identity"):
+            host = scene.named_there(name)
+            opened.append({**training.window("evaluate", host, before, None), "run": name, "to": None})
+    return opened

@@ -131,3 +131,22 @@ def test_of_an_evaluation_that_failed_the_receipt_is_kept_too(desk: Evaluating) 
     report = desk.json("eval-latest", "--json", code=8)
     kept = desk.json("receipt", "latest", "--json")
     assert (kept["id"], kept["exit_code"], kept["verdict"]) == (report["run"]["id"], 3, "undisturbed")
+
+
+def test_an_evaluation_beside_the_training_is_a_window_too(desk: Evaluating) -> None:
+    hosts = desk.folder / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("box: {roles: [train]", "box: {roles: [train, eval]"))
+    words = ("eval-latest", "--allow-on-training-host", "--host", "box", "--json")
+    report = desk.json(*words)
+    assert report["receipt"]["verdict"] == "undisturbed", report["receipt"]
+    kept = desk.json("receipt", "latest", "--json")
+    assert [window["doing"] for window in kept["windows"]] == ["observe", "ship", "evaluate", "collect", "collect"]
+    (evaluate,) = (window for window in kept["windows"] if window["doing"] == "evaluate")
+    assert evaluate["measured"]["steps"] > 0
+    (desk.folder / "harness" / "evaluate.py").write_text(
+        "import json, os, signal, sys\n"
+        f"os.kill({desk.trainings['box'].pid}, signal.SIGKILL)\n"
+        "json.dump({'score': 1.5}, open(sys.argv[2], 'w'))\n"
+    )
+    report = desk.json(*words, code=9)
+    assert "while orch did `evaluate` on box" in report["receipt"]["reasons"][0]
