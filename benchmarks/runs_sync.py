@@ -60,7 +60,7 @@ def change(folder: Path, turn: int) -> None:
 
 @contextmanager
 def far_away(hosts: TestHosts, folder: Path) -> Iterator[Path]:
-    """An ssh configuration in which `farwan` is the evaluation host, RTT_S away, and `twicewan` the same, twice that."""
+    """An ssh configuration in which `farwan` is the evaluation host, RTT_S away; `twicewan` is twice as far."""
     program = folder / "wanproxy"
     subprocess.run(["cc", "-O2", "-pthread", str(HOSTS / "wanproxy.c"), "-o", str(program)], check=True)
     here = f"{hosts.network}.1"
