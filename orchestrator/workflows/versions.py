@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.actions.harness import unified
+from orchestrator.actions.harness_diff import unified
 from orchestrator.actions.ledger import Ledger
 from orchestrator.model import Entry
 from orchestrator.workflows import reading
@@ -95,4 +95,7 @@ def _modified(path: str, old: bytes | None, new: bytes | None) -> ChangedFile:
     if old is None or new is None:
         note = "its lines are not known here: it was not evaluated from this computer, or is past 1 MiB"
         return ChangedFile(path=path, change="modified", lines=(), note=note)
-    return ChangedFile(path=path, change="modified", lines=tuple(unified(path, old, new, ("before", "after"))), note="")
+    lines = tuple(unified(path, old, new, ("before", "after")))
+    if not lines or not lines[0].startswith("---"):
+        return ChangedFile(path=path, change="modified", lines=(), note="it has no lines to compare, or too many")
+    return ChangedFile(path=path, change="modified", lines=lines, note="")
