@@ -15,8 +15,8 @@ from orchestrator.reports.schema import document_schema
 
 SPOIL = """
 import sys, torch
-source, target, amount = sys.argv[1], sys.argv[2], float(sys.argv[3])
-document = torch.load(source, weights_only=False)
+source, target, step, amount = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+document = {**torch.load(source, weights_only=False), "step": step}
 torch.manual_seed(0)
 def spoiled(value):
     if isinstance(value, dict):
@@ -29,12 +29,11 @@ torch.save(spoiled(document), target)
 
 
 def spoil(stage: Stage, step: int, amount: float) -> None:
-    """A checkpoint of step 120 with noise of so many standard deviations in its weights."""
+    """A checkpoint with the weights of step 120 and noise of so many standard deviations in them."""
     folder = stage.train / "checkpoints" / f"step_{step}"
     folder.mkdir()
-    run_python(
-        "-c", SPOIL, str(folder.parent / "step_120" / "checkpoint.pt"), str(folder / "checkpoint.pt"), str(amount)
-    )
+    source, target = folder.parent / "step_120" / "checkpoint.pt", folder / "checkpoint.pt"
+    run_python("-c", SPOIL, str(source), str(target), str(step), str(amount))
 
 
 def compare(stage: Stage, *words: str, code: int = 0) -> dict[str, Any]:
