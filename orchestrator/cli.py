@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 import os
 import sys
 
@@ -15,8 +14,11 @@ from orchestrator.commands.call import leave_quietly
 from orchestrator.commands.checkpoints import checkpoints, clean
 from orchestrator.commands.eval_latest import eval_latest
 from orchestrator.commands.guard import guard
+from orchestrator.commands.ledger import ledger
 from orchestrator.commands.preflight import preflight
 from orchestrator.commands.receipt import receipt
+from orchestrator.commands.report import report
+from orchestrator.commands.results import compare, results
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
@@ -36,7 +38,11 @@ def commands() -> None:
     atexit.register(gc.freeze)
 
 
-for command in (status, preflight, eval_latest, sync_harness, checkpoints, clean, receipt, guard, schema):
+for command in (
+    *(status, preflight, eval_latest, sync_harness, checkpoints, clean),
+    *(results, compare, report, ledger),
+    *(receipt, guard, schema),
+):
     commands.add_command(command)
 
 
@@ -61,7 +67,7 @@ def main() -> None:
 def _tell_usage(error: click.ClickException) -> None:
     error.show()
     if "--json" in sys.argv:
-        from orchestrator.reports.documents import document
+        from orchestrator.reports.envelope import document, dumped
 
         command = next((word for word in sys.argv[1:] if word in commands.commands), "")
-        click.echo(json.dumps(document(command, {}, (), ConfigError(error.format_message()))))
+        click.echo(dumped(document(command, {}, (), ConfigError(error.format_message()))))

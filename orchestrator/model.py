@@ -16,6 +16,7 @@ Role = Literal["train", "eval"]
 TransportName = Literal["auto", "fabric", "openssh", "local"]
 RouteName = Literal["direct", "tunnel", "relay"]
 TransferName = Literal["auto", "direct", "tunnel", "relay"]
+Verdict = Literal["better", "worse", "no_difference"]
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
 
 
@@ -273,7 +274,7 @@ class Result:
     headline_name: str
     headline: Estimate | None
     baseline: Estimate | None
-    verdict: Literal["better", "worse", "no_difference"] | None
+    verdict: Verdict | None
     digests: Digests
     receipt: Receipt
     source: Mapping[str, object] | None
@@ -285,6 +286,56 @@ class Result:
     ended_at: str
     folder: Path
     """the laptop's copy of the run's small files"""
+    rule: ResultRule = ResultRule()
+    """how the result file is read: where its items are, and which way is better"""
+    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """of orch, and of the libraries that the result file names"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the ledger: what tables, curves and comparisons need of a Result, without opening its document."""
+
+    id: str
+    host: str
+    run: str
+    job: str
+    origin: str
+    step: int
+    ended_at: str
+    headline_name: str
+    better: Literal["higher", "lower"]
+    headline: Estimate | None
+    baseline: Estimate | None
+    verdict: Verdict | None
+    """against the baseline"""
+    receipt: str
+    """its verdict"""
+    digests: Digests
+
+    @property
+    def series(self) -> tuple[str, str, str, str]:
+        """Equal for results that form one curve: of one training run and job, measured by one headline."""
+        return self.run, self.origin, self.job, self.headline_name
+
+    def same_measure(self, other: Entry) -> bool:
+        """Whether both were measured by the same harness on the same data."""
+        ours, theirs = self.digests, other.digests
+        return (ours.harness, ours.data) == (theirs.harness, theirs.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A paired difference over the items that two results share."""
+
+    items: int
+    """shared ones"""
+    estimate: Estimate | None
+    """mean of ours minus theirs; without items that of the headlines, which has no interval"""
+    verdict: Verdict | None
+    """None: too few shared items to tell"""
+    needed_items: int | None
+    """how many would show a difference of this size, where none is shown"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

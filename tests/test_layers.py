@@ -14,6 +14,8 @@ AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
 BELOW = [
     "model errors",
+    "records",
+    "migrations",
     "windows",
     "measures",
     "merging needs taken config answers plan receipts routes ssh",

@@ -69,3 +69,12 @@ def test_a_wheel_asks_a_host(installed: Path, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert "none complete" in run.stdout
+
+
+def test_a_wheel_draws_a_report(installed: Path) -> None:
+    code = (
+        "from importlib import resources; from orchestrator.reports.page import FILES; "
+        "print([len(resources.files('orchestrator.reports').joinpath(name).read_text()) > 1000 for name in FILES])"
+    )
+    run = subprocess.run([installed / "python", "-c", code], cwd="/", capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[True, True]"

@@ -1,18 +1,23 @@
-"""A result against its baseline and against earlier steps: paired by item, with a bootstrap interval over items."""
+"""A result against its baseline and against other results: paired by item, with a bootstrap interval over items."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any, Literal
+from statistics import fmean, stdev
+from typing import Any
 
-from orchestrator.model import Estimate, ResultRule
+from orchestrator.model import Difference, Estimate, ResultRule, Verdict
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-Verdict = Literal["better", "worse", "no_difference"]
+MOST_ITEMS = 1e9
+"""that anybody would think of measuring"""
+LARGEST = 1e100
+"""of an item: sums and squares of such numbers stay finite, and what is larger measures nothing"""
+SETTLING = 1.96 + 0.84
+"""normal quantiles: a 95% interval that excludes zero four times out of five"""
 
 
 def pick(document: Any, path: str | None) -> Any:
@@ -52,7 +57,7 @@ def items(document: Mapping[str, Any] | None, rule: ResultRule) -> dict[str, flo
     found = {}
     for row in rows:
         value = pick(row, rule.item_value)
-        if is_number(value) and isinstance(row, Mapping):
+        if is_number(value) and abs(value) < LARGEST and isinstance(row, Mapping):
             found[str(row.get(rule.item_id))] = float(value)
     return found
 
@@ -61,17 +66,41 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Percentile bootstrap (Efron 1979) of the mean over items, 2000 resamples, fixed seed."""
     generator = random.Random(seed)
     count = len(values)
-    means = sorted(fmean(generator.choices(values, k=count)) for _ in range(RESAMPLES))
+    means = sorted(sum(generator.choices(values, k=count)) for _ in range(RESAMPLES))  # sum: a fifth of fmean's time
     tail = (1 - CONFIDENCE) / 2
-    return means[int(tail * RESAMPLES)], means[int((1 - tail) * RESAMPLES) - 1]
+    return means[int(tail * RESAMPLES)] / count, means[int((1 - tail) * RESAMPLES) - 1] / count
 
 
-def verdict(ours: Mapping[str, float], theirs: Mapping[str, float], better: str) -> Verdict | None:
-    """Whether the paired mean difference over shared items excludes zero; None with fewer than two shared items."""
+def paired(ours: Mapping[str, float], theirs: Mapping[str, float], better: str) -> Difference:
+    """The mean paired difference over shared items with its interval, and what it says.
+
+    Shown is a difference whose interval excludes zero; fewer than two shared items show nothing.
+    """
     shared = sorted(ours.keys() & theirs.keys())
-    if len(shared) < 2:
+    values = [ours[name] - theirs[name] for name in shared]
+    if len(values) < 2:
+        estimate = Estimate(value=values[0]) if values else None
+        return Difference(items=len(values), estimate=estimate, verdict=None, needed_items=None)
+    low, high = interval(values)
+    found: Verdict = "no_difference"
+    if not low <= 0 <= high:
+        found = "better" if (low > 0) == (better == "higher") else "worse"
+    return Difference(
+        items=len(values),
+        estimate=Estimate(value=fmean(values), low=low, high=high),
+        verdict=found,
+        needed_items=needed_items(values) if found == "no_difference" else None,
+    )
+
+
+def needed_items(values: Sequence[float]) -> int | None:
+    """Items at which a difference of this mean and spread would show itself with probability 0.8.
+
+    None where no number would do. The usual size of a paired sample:
+    (sum of the normal quantiles * deviation / mean)^2, rounded up.
+    """
+    mean = fmean(values)
+    if mean == 0:
         return None
-    low, high = interval([ours[name] - theirs[name] for name in shared])
-    if low <= 0 <= high:
-        return "no_difference"
-    return "better" if (low > 0) == (better == "higher") else "worse"
+    ratio = SETTLING * stdev(values) / mean
+    return max(len(values) + 1, math.ceil(ratio**2)) if abs(ratio) < MOST_ITEMS**0.5 else None

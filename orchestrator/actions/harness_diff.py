@@ -65,10 +65,11 @@ def _content(change: FileChange, ours: bytes, old: bytes | None, there: HarnessF
         digest = f"sha256 {there.sha256}, {there.size} bytes" if there is not None else "not read"
         yield f"the host's version is too large to show, or a link: {digest} there; {_digest(ours)} here"
     else:
-        yield from _unified(change.path, old or b"", ours)
+        yield from unified(change.path, old or b"", ours)
 
 
-def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
+def unified(name: str, old: bytes, new: bytes, sides: tuple[str, str] = ("host", "local")) -> Iterator[str]:
+    """Lines of the unified diff of one file; one sentence for what has no lines, or too many."""
     try:
         before, after = (text.decode("utf-8").splitlines(keepends=True) for text in (old, new))
     except UnicodeDecodeError:
@@ -80,7 +81,7 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
     if min(len(before), len(after)) > DIFF_LINES:
         yield f"too long to compare line by line: {len(before)} lines there, {len(after)} here"
         return
-    for line in difflib.unified_diff(before, after, f"host/{name}", f"local/{name}"):
+    for line in difflib.unified_diff(before, after, f"{sides[0]}/{name}", f"{sides[1]}/{name}"):
         yield line.rstrip("\n")
 
 

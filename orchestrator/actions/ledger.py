@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from orchestrator import migrations, records
 from orchestrator.errors import OrchError, Refused
-from orchestrator.model import Digests, Estimate, Receipt, Result
+from orchestrator.model import Entry, Host, Result, TrainingRun
 
-SCHEMA = 1
-TABLE = """
-CREATE TABLE IF NOT EXISTS results (
-  id TEXT NOT NULL, run TEXT NOT NULL, host TEXT NOT NULL, step INTEGER NOT NULL, ended_at TEXT NOT NULL,
-  folder TEXT NOT NULL, document TEXT NOT NULL, PRIMARY KEY (id, host))
-"""
+SCHEMA = migrations.SCHEMA
+FILE = "ledger.sqlite3"
+_COLUMNS = ", ".join(migrations.COLUMNS)
+_SERIES = "run, origin, job, headline_name"
+_ORDER = f"{_SERIES}, step, ended_at, id"
+_FROM_THE_END = f"row_number() OVER (PARTITION BY {_SERIES} ORDER BY step DESC, ended_at DESC, id DESC)"
+_WANTED = "(?1 IS NULL OR run = ?1) AND (?2 IS NULL OR origin = ?2) AND (?3 IS NULL OR job = ?3)"
 
 
 def state_folder() -> Path:
@@ -28,34 +28,44 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "orch"
 
 
+def origin_of(train: Host, run: TrainingRun) -> str:
+    """Where a run's checkpoints come from: what tells runs of one name in two projects apart."""
+    return f"{train.ssh}:{run.checkpoints}"
+
+
+def exists() -> bool:
+    """Whether anything was ever kept: who only asks need not make a ledger."""
+    return (state_folder() / FILE).exists()
+
+
 class Ledger:
     """Finished results under a state folder. Safe to open from several processes at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        file = folder / "ledger.sqlite3"
+        self.file = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._index = sqlite3.connect(file, timeout=10)
+            self._index = sqlite3.connect(self.file, timeout=10)
         except (OSError, sqlite3.OperationalError) as error:
             hint = "set ORCH_HOME to a folder of your own that can be written"
             raise Refused(f"{folder} can't keep what orch finds: {error}", hint=hint) from None
         try:
-            self._prepare(file)
+            self._prepare()
         except sqlite3.DatabaseError as error:
             self._index.close()
-            hint = "move it away: it is an index over the folders in runs/ beside it"
-            raise OrchError(f"{file} can't be read: {error}", hint=hint) from None
+            raise OrchError(f"{self.file} can't be read: {error}", hint="orch ledger rebuild makes it anew") from None
         except OrchError:
             self._index.close()
             raise
 
-    def _prepare(self, file: Path) -> None:
-        version = self._index.execute("PRAGMA user_version").fetchone()[0]
+    def _prepare(self) -> None:
+        version = migrations.version_of(self._index)
         if version > SCHEMA:
-            raise OrchError(f"{file} was written by a newer orch (schema {version})", hint="update orch")
-        self._index.execute(TABLE)
-        self._index.execute(f"PRAGMA user_version = {SCHEMA}")
+            hint = "update orch"
+            raise Refused(f"{self.file} was written by a newer orch (schema {version}, not {SCHEMA})", hint=hint)
+        if version < SCHEMA:
+            migrations.migrate(self._index, version)
 
     @classmethod
     def at_home(cls) -> Ledger:
@@ -72,6 +82,8 @@ class Ledger:
         """Let go of the index."""
         self._index.close()
 
+    # -- run folders ------------------------------------------------------------------------------------------------
+
     def folder_of(self, host: str, run_id: str) -> Path:
         """Where the small files of a run are kept."""
         return self._folder / "runs" / _plain(host) / _plain(run_id)
@@ -83,33 +95,113 @@ class Ledger:
         for name, content in files.items():
             place = folder.joinpath(*map(_plain, name.split("/")))
             place.parent.mkdir(parents=True, exist_ok=True)
-            temporary = place.with_name(f".{place.name}.{os.getpid()}")
-            temporary.write_bytes(content)
-            temporary.replace(place)
+            _replace(place, content)
         return folder
+
+    def run_folders(self) -> Iterator[Path]:
+        """The folders of all runs that were brought home."""
+        for host in sorted(_folders(self._folder / "runs")):
+            yield from sorted(_folders(host))
+
+    def has_script(self, sha256: str) -> bool:
+        """Whether a harness file is kept under its digest."""
+        return self._script(sha256).exists()
+
+    def keep_script(self, sha256: str, content: bytes) -> None:
+        """Keep one file of a harness under its digest, so that two versions can be told apart line by line later."""
+        place = self._script(sha256)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _replace(place, content)
+
+    def script(self, sha256: str) -> bytes | None:
+        """A harness file by its digest; None for one that was never here."""
+        try:
+            return self._script(sha256).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _script(self, sha256: str) -> Path:
+        return self._folder / "harness" / _plain(sha256)
+
+    # -- results ----------------------------------------------------------------------------------------------------
 
     def add(self, result: Result) -> None:
         """Record a result; the same run again replaces its row. The last file written says so in the run's folder."""
-        document = to_document(result)
-        self.keep_files(result.host, result.id, {"orch-result.json": json.dumps(document, indent=1).encode()})
+        document = json.dumps(records.to_document(result), indent=1).encode()
+        self.keep_files(result.host, result.id, {records.FILE: document})
         with self._index:
-            self._index.execute(
-                "INSERT OR REPLACE INTO results VALUES (?,?,?,?,?,?,?)",
-                (
-                    result.id,
-                    result.run,
-                    result.host,
-                    result.step,
-                    result.ended_at,
-                    str(result.folder),
-                    json.dumps(document),
-                ),
-            )
+            self._index.execute(migrations.INSERT, migrations.row_of(records.entry_of(result)))
 
-    def results(self, run: str | None = None) -> list[Result]:
-        """All results, or those of one training run, by step then time."""
-        query = "SELECT document FROM results WHERE (?1 IS NULL OR run = ?1) ORDER BY step, ended_at"
-        return [from_document(json.loads(row[0])) for row in self._index.execute(query, (run,))]
+    def replace_all(self, entries: Iterable[Entry]) -> None:
+        """Make the index anew, whole or not at all."""
+        with self._index:
+            self._index.execute("DELETE FROM results")
+            self._index.executemany(migrations.INSERT, map(migrations.row_of, entries))
+
+    def entries(
+        self, run: str | None = None, origin: str | None = None, job: str | None = None, *, last: int | None = None
+    ) -> list[Entry]:
+        """All lines, or those of one training run, place of checkpoints or job: curve by curve, by step, then time.
+
+        With `last`, the newest so many of each curve.
+        """
+        source = "results" if last is None else f"(SELECT *, {_FROM_THE_END} AS back FROM results)"
+        found = f"SELECT {_COLUMNS} FROM {source} WHERE {_WANTED}" + ("" if last is None else " AND back <= ?4")
+        arguments = (run, origin, job) if last is None else (run, origin, job, last)
+        return list(map(migrations.entry_from, self._index.execute(f"{found} ORDER BY {_ORDER}", arguments)))
+
+    def curves(self, run: str | None = None) -> dict[tuple[str, ...], list[tuple[int, float | None]]]:
+        """Series (as Entry.series) -> (step, headline) of all its results, in the order of `entries`."""
+        query = f"SELECT {_SERIES}, step, value FROM results WHERE ?1 IS NULL OR run = ?1 ORDER BY {_ORDER}"
+        found: dict[tuple[str, ...], list[tuple[int, float | None]]] = {}
+        for *series, step, value in self._index.execute(query, (run,)):
+            found.setdefault(tuple(series), []).append((step, value))
+        return found
+
+    def with_prefix(self, prefix: str) -> list[Entry]:
+        """Lines whose run id begins so; the whole id finds that one alone. At most 10."""
+        query = f"SELECT {_COLUMNS} FROM results WHERE substr(id, 1, ?2) = ?1 ORDER BY id != ?1, id LIMIT 10"
+        found = list(map(migrations.entry_from, self._index.execute(query, (prefix, len(prefix)))))
+        return [entry for entry in found if entry.id == prefix] or found
+
+    def runs(self) -> list[str]:
+        """Names of the training runs that have results."""
+        return [row[0] for row in self._index.execute("SELECT DISTINCT run FROM results ORDER BY run")]
+
+    def find(self, host: str, run_id: str) -> Result | None:
+        """The result of this run, from its folder; None where there is none. Raises OrchError."""
+        try:
+            return records.read(self.folder_of(host, run_id))
+        except FileNotFoundError:
+            return None
+
+    def open(self, host: str, run_id: str) -> Result:
+        """The whole result of a line. Raises OrchError where its folder has gone."""
+        found = self.find(host, run_id)
+        if found is None:
+            folder = self.folder_of(host, run_id)
+            raise OrchError(f"{folder} has no result any more", hint="orch ledger rebuild lists what is left")
+        return found
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move an index out of the way that can't be read, under a name of its own; None where none lies there."""
+    file = folder / FILE
+    aside = file.with_name(f"{file.name}.unreadable")
+    try:
+        return file.replace(aside)
+    except FileNotFoundError:
+        return None
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [entry for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
+
+
+def _replace(place: Path, content: bytes) -> None:
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(place)
 
 
 def _plain(name: str) -> str:
@@ -117,29 +209,3 @@ def _plain(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise OrchError(f"not a file name: {name!r}")
     return name
-
-
-def to_document(result: Result) -> dict[str, Any]:
-    """A result as plain JSON values."""
-    document = asdict(result)
-    document["folder"] = str(result.folder)
-    document["schema"] = SCHEMA
-    return document
-
-
-def from_document(document: Mapping[str, Any]) -> Result:
-    """A result from its JSON values."""
-    values = {key: value for key, value in document.items() if key != "schema"}
-    receipt = values["receipt"]
-    values["receipt"] = Receipt(
-        verdict=receipt["verdict"],
-        reasons=tuple(receipt["reasons"]),
-        windows=tuple(receipt["windows"]),
-        limits=tuple(receipt["limits"]),
-        hosts=tuple(receipt.get("hosts") or ()),
-    )
-    values["digests"] = Digests(**values["digests"])
-    for name in ("headline", "baseline"):
-        values[name] = Estimate(**values[name]) if values[name] else None
-    values["folder"] = Path(values["folder"])
-    return Result(**values)

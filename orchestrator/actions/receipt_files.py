@@ -81,8 +81,9 @@ def _all(state: Path) -> Iterator[Kept]:
             yield kept
     for file in state.glob("runs/*/*/orch-result.json"):
         if not file.with_name(NAME).exists() and isinstance((kept := _read(file)).get("receipt"), dict):
-            about = {key: kept.get(key) for key in ("schema", "id", "run", "job", "host", "step", "ended_at", "file")}
-            yield {"kind": "evaluation", "program": None, "exit_code": None, "hosts": [], **about, **kept["receipt"]}
+            about = {key: kept.get(key) for key in ("id", "run", "job", "host", "step", "ended_at", "file")}
+            told = {"schema": SCHEMA, "kind": "evaluation", "program": None, "exit_code": None, "hosts": []}
+            yield {**told, **about, **kept["receipt"]}
 
 
 def _read(file: Path) -> dict[str, Any]:

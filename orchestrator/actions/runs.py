@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from orchestrator import __version__
 from orchestrator.answers import Json, entries_of, read_run
+from orchestrator.errors import OrchError
 from orchestrator.model import Digests, Harness, Host, Job, Run, Timeouts
 from orchestrator.ssh.agent import Conversation, ask
 from orchestrator.ssh.connection import Connection
@@ -26,6 +29,8 @@ def launch(
     secrets: Mapping[str, str],
     windows: list[dict[str, Any]],
     beside: Json | None,
+    origin: str,
+    source: Mapping[str, object] | None,
     timeouts: Timeouts,
 ) -> Run:
     """Start the run, detached, and return it; a run with the same key that lives or succeeded is that one.
@@ -58,8 +63,12 @@ def launch(
         "env": dict(env),
         "limits": limits,
         "result": job.result.file,
+        "rule": asdict(job.result),
         "windows": windows,
         "beside": beside,
+        "origin": origin,
+        "source": source,
+        "orch": __version__,
     }
     args = {"workdir": host.workdir, "key": key, "id": f"{step}-{key[:8]}", "spec": spec, "secrets": dict(secrets)}
     return read_run(host.name, ask(connection, host, "launch", args, role="eval", timeouts=timeouts)["run"])
@@ -77,6 +86,15 @@ def follow(
     args = {"workdir": host.workdir, "id": run_id, "offset": offset, "poll": timeouts.poll}
     with Conversation(connection, host, "follow", args, role="eval", timeouts=timeouts) as conversation:
         return read_run(host.name, conversation.result(on_look)["run"])
+
+
+def list_runs(connection: Connection, host: Host, timeouts: Timeouts) -> tuple[Run, ...]:
+    """All runs in the host's work folder, the oldest first."""
+    args = {"disk_path": host.workdir, "runs": [], "gpus": False, "eval": {"workdir": host.workdir}}
+    answer = ask(connection, host, "observe", args, role="eval", timeouts=timeouts)["eval"]
+    if "error" in answer:
+        raise OrchError(f"{host.name}: {answer['error']}", hint=answer.get("hint", ""), host=host.name)
+    return tuple(read_run(host.name, row) for row in answer["runs"])
 
 
 def collect(connection: Connection, host: Host, run_id: str, timeouts: Timeouts) -> dict[str, bytes]:

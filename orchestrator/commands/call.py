@@ -6,7 +6,6 @@ Data goes to stdout, everything else to stderr. The only place that catches Orch
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -120,10 +119,10 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
     except Exception as bug:
         error = _bug(bug)
     if as_json:
-        from orchestrator.reports.documents import document
+        from orchestrator.reports.envelope import document, dumped
 
         try:
-            click.echo(json.dumps(document(command, call.body, call.warnings, error)))
+            click.echo(dumped(document(command, call.body, call.warnings, error)))
         except BrokenPipeError:
             leave_quietly()
     if error is not None:

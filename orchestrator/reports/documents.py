@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Estimate, Plan, Result, Run, Scan, Staged
+from orchestrator.model import Candidate, Checkpoint, Entry, Plan, Result, Run, Scan, Staged
+from orchestrator.reports.envelope import Document, digests_body, estimate_body
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
     from orchestrator.workflows.preflight import PreflightReport
+    from orchestrator.workflows.rebuild import RebuildReport
     from orchestrator.workflows.sync_harness import SyncReport
 
-SCHEMA = 1
 PROCESS_KEYS = ("state", "pid", "started_at", "user")
 PROGRESS_KEYS = ("step", "epoch", "loss", "rate", "rate_unit", "age_s", "stalled")
-Document = dict[str, Any]
-
-
-def document(
-    command: str, body: Mapping[str, Any], warnings: Sequence[str] = (), error: OrchError | None = None
-) -> Document:
-    """What every command prints: schema, command, its own keys, warnings, and the error where there was one."""
-    whole: Document = {"schema": SCHEMA, "command": command, **_finite(body), "warnings": list(warnings)}
-    if error is not None:
-        whole["error"] = {
-            "code": error.code,
-            "message": error.message,
-            "hint": error.hint or None,
-            "host": error.host or None,
-        }
-    return whole
-
-
-def _finite(value: Any) -> Any:
-    """The same value with None for NaN and infinity, which JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def status_body(report: StatusReport) -> Document:
@@ -79,10 +53,15 @@ def _run_row(row: RunRow) -> Document:
         "next_checkpoint_in_s": row.next_checkpoint_in,
         "skipped": [{"path": skipped.path, "reason": skipped.reason} for skipped in row.skipped],
         "harness": row.harness,
-        "evaluations": [{"id": run.id, "step": run.step, "state": run.state} for run in row.evaluations],
+        "evaluations": [_evaluation(run, row.results.get(run.id)) for run in row.evaluations],
         "unevaluated": list(row.unevaluated),
         "remote_folder": [dict(entry) for entry in row.remote_folder],
     }
+
+
+def _evaluation(run: Run, known: Entry | None) -> Document:
+    headline = known.headline if known is not None else None
+    return {"id": run.id, "step": run.step, "state": run.state, "headline": estimate_body(headline)}
 
 
 def latest(checkpoint: Checkpoint | None, age: float | None) -> Document | None:
@@ -197,17 +176,12 @@ def eval_body(plan: Plan | None, run: Run | None, result: Result | None) -> Docu
     if run is not None:
         body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
         body["run"]["held_by"] = run.rung or None
-        body["digests"] = {
-            "checkpoint": run.digests.checkpoint,
-            "harness": run.digests.harness,
-            "job": run.digests.job,
-            "data": run.digests.data,
-        }
+        body["digests"] = digests_body(run.digests)
     if result is not None:
         body["result"] = {
             "file": str(result.folder / result.file),
             "headline": _headline(result),
-            "baseline": _estimate(result.baseline),
+            "baseline": estimate_body(result.baseline),
             "verdict": result.verdict,
         }
         body["receipt"] = {"verdict": result.receipt.verdict, "reasons": list(result.receipt.reasons)}
@@ -215,11 +189,14 @@ def eval_body(plan: Plan | None, run: Run | None, result: Result | None) -> Docu
 
 
 def _headline(result: Result) -> Document | None:
-    estimate = _estimate(result.headline)
+    estimate = estimate_body(result.headline)
     return {"name": result.headline_name, **estimate} if estimate else None
 
 
-def _estimate(estimate: Estimate | None) -> Document | None:
-    if estimate is None:
-        return None
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+def rebuild_body(report: RebuildReport) -> Document:
+    """What `orch ledger rebuild` did."""
+    return {
+        "results": report.results,
+        "collected": [{"host": host, "id": run_id} for host, run_id in report.collected],
+        "unreachable": [{"host": error.host or None, "error": error.message} for error in report.unreachable],
+    }

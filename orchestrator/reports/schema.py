@@ -127,6 +127,21 @@ MEASURED = record(
 )
 DIGESTS = record(checkpoint=TEXT, harness=TEXT, job=TEXT, data=TEXT)
 
+SIDE = record(id=TEXT, baseline=FLAG, run=TEXT, step=maybe(COUNT), headline=maybe(ESTIMATE), digests=DIGESTS)
+RESULT = record(
+    id=TEXT,
+    run=TEXT,
+    job=TEXT,
+    host=TEXT,
+    step=COUNT,
+    headline=maybe(record(name=TEXT, **ESTIMATE["properties"])),
+    baseline=maybe(ESTIMATE),
+    verdict=maybe(one_of("better", "worse", "no_difference")),
+    digests=DIGESTS,
+    receipt=one_of(*VERDICTS),
+    ended_at=TEXT,
+)
+
 STAGED = {
     "host": TEXT,
     "identity": TEXT,
@@ -216,6 +231,28 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     ),
     "receipt": (RECEIPT, {}),
     "guard": (RECEIPT, {}),
+    "results": ({"results": many(RESULT)}, {}),
+    "compare": (
+        {
+            "a": SIDE,
+            "b": SIDE,
+            "items": COUNT,
+            "difference": maybe(ESTIMATE),
+            "verdict": maybe(one_of("better", "worse", "no_difference")),
+            "mixed": FLAG,
+            "needed_items": maybe(COUNT),
+        },
+        {},
+    ),
+    "report": ({"file": maybe(TEXT), "bytes": COUNT, "results": COUNT}, {}),
+    "ledger-rebuild": (
+        {
+            "results": COUNT,
+            "collected": many(record(host=TEXT, id=TEXT)),
+            "unreachable": many(record(host=maybe(TEXT), error=TEXT)),
+        },
+        {},
+    ),
 }
 """command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
 NAMES = tuple(DOCUMENTS)

@@ -9,7 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.model import Drift, Estimate, Plan, Result, Scan, Staged
+from orchestrator.model import Drift, Entry, Estimate, Plan, Result, Scan, Staged
+from orchestrator.records import entry_of
 from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
@@ -111,7 +112,9 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
     for run in row.evaluations[-5:]:
         ended = f", {run.ended_at}" if run.ended_at else ""
         reason = f": {run.reason}" if run.reason else ""
-        yield "evaluation", f"{run.state} step {run.step}, job {run.job}, run {run.id}{ended}{reason}"
+        known = row.results.get(run.id)
+        headline = f", {known.headline_name} {_estimate(known.headline)}" if known and known.headline else ""
+        yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
         yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated))
     for entry in row.remote_folder[:20]:
@@ -221,18 +224,18 @@ def plan_lines(plan: Plan) -> RenderableType:
     return text
 
 
-def results_table(mine: Result, history: Sequence[Result]) -> RenderableType:
-    """This result among the earlier ones of its run, and its baseline."""
+def results_table(result: Result, history: Sequence[Entry]) -> RenderableType:
+    """This result among the others of its run, and its baseline."""
+    mine = entry_of(result)
     table = _table("step", mine.headline_name or "headline", "baseline", "verdict", "training", "host", "run")
-    rows = sorted((*history, mine), key=lambda result: (result.step, result.ended_at))
+    rows = sorted((*history, mine), key=lambda row: (row.step, row.ended_at))
     for row in rows[-12:]:
-        same = row.digests.harness == mine.digests.harness and row.digests.data == mine.digests.data
         table.add_row(
             str(row.step),
             _estimate(row.headline),
             _estimate(row.baseline),
-            (row.verdict or "-") + ("" if same else " (other harness or data)"),
-            Text(row.receipt.verdict, style=STYLES.get(row.receipt.verdict, "red")),
+            (row.verdict or "-") + ("" if row.same_measure(mine) else " (other harness or data)"),
+            Text(row.receipt, style=STYLES.get(row.receipt, "red")),
             row.host,
             row.id,
             style="bold" if row is mine else "",

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from orchestrator import measures, receipts, windows
 from orchestrator.actions import comparison, receipt_files, runs, training
+from orchestrator import receipts
+from orchestrator.actions import receipt_files, runs, training
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
-from orchestrator.model import Job, Receipt, Result, Run
+from orchestrator.model import Entry, Result, Run
 from orchestrator.ssh.choose import Connections
+from orchestrator.workflows import reading
 from orchestrator.workflows.look import Look, look_at
 from orchestrator.workflows.scene import Scene
 
 AT_ONCE = 5
 """finished runs brought home by one command"""
+SCRIPT_LIMIT = 1 << 20
+"""bytes of a harness file that is kept, so that versions can be told apart line by line"""
 
 
 def look_again(scene: Scene, connections: Connections, doing: Literal["observe", "collect"]) -> dict[str, Any]:
@@ -39,22 +44,27 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     spec = json.loads(files["spec.json"])
     last = look_again(scene, connections, "collect")
     receipt = receipts.receipt([*_closed(scene, run, _windows(spec), connections), *looks, last])
+    receipt = receipts.receipt([*reading.windows_of(spec), *looks, last])
     kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
         folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
         if run.state != "succeeded":
             return None
-        document = read_result(files.get(scene.job.result.file), scene.job)
-        result = _result(scene, run, document, receipts.brief(receipt), folder)
+        found = reading.result_of(files.get, scene.evaluate.name, folder, receipts.brief(receipt), scene.job.result)
+        # whoever started it may know the training box by another name
+        result = replace(found, origin=scene.origin, source=found.source or scene.training.source)
         ledger.add(result)
+        _keep_scripts(scene, ledger)
     return result
 
 
-def _windows(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those from before the run began. Its files lie on a box where others may write: a damaged one tells nothing."""
-    kept = spec.get("windows", [])
-    lost = training.window("ship", "a damaged spec.json", None, None)
-    return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
+def _keep_scripts(scene: Scene, ledger: Ledger) -> None:
+    """Keep the local harness files, each under its digest: the report shows what changed between two versions."""
+    for file in scene.ours.files:
+        if file.size <= SCRIPT_LIMIT and not ledger.has_script(file.sha256):
+            content = (scene.job.harness_local / file.path).read_bytes()
+            if hashlib.sha256(content).hexdigest() == file.sha256:  # else it was edited since it was looked at
+                ledger.keep_script(file.sha256, content)
 
 
 def _closed(scene: Scene, run: Run, kept: list[dict[str, Any]], connections: Connections) -> list[dict[str, Any]]:
@@ -84,10 +94,11 @@ def _closed(scene: Scene, run: Run, kept: list[dict[str, Any]], connections: Con
 
 
 def earlier(scene: Scene, but: str) -> tuple[Result, ...]:
+def earlier(scene: Scene, but: str) -> tuple[Entry, ...]:
     """Results of the same job on the same training run that the ledger knows, without the run of that id."""
     with Ledger.at_home() as ledger:
-        known = ledger.results(scene.run.name)
-    return tuple(one for one in known if one.job == scene.job.name and one.origin == scene.origin and one.id != but)
+        known = ledger.entries(scene.run.name, scene.origin, scene.job.name)
+    return tuple(one for one in known if one.id != but)
 
 
 def bring_home(scene: Scene, connections: Connections) -> None:
@@ -102,53 +113,7 @@ def bring_home(scene: Scene, connections: Connections) -> None:
 
 
 def known_result(scene: Scene, run: Run) -> Result | None:
-    """The ledger's result of this run."""
+    """The ledger's result of this run; one whose folder has gone is collected again."""
     with Ledger.at_home() as ledger:
-        known = ledger.results(scene.run.name)
-    return next((one for one in known if (one.id, one.host, one.origin) == (run.id, run.host, scene.origin)), None)
-
-
-def read_result(content: bytes | None, job: Job) -> Mapping[str, Any]:
-    """The result file's JSON object, with the headline that the job names in it."""
-    file, headline = job.result.file, job.result.headline
-    if content is None:
-        raise EvaluationFailed(
-            f"the evaluation ended well but wrote no {file}", hint=f"see command: in {job.path.name}"
-        )
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EvaluationFailed(f"{file} is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise EvaluationFailed(f"{file} holds no JSON object")
-    if headline and not comparison.is_number(comparison.pick(document, headline)):
-        there = ", ".join(str(key) for key in list(document)[:20])
-        raise EvaluationFailed(
-            f"{file} has no number at {headline}", hint=f"see result.headline in {job.path.name}; keys there: {there}"
-        )
-    return document
-
-
-def _result(scene: Scene, run: Run, document: Mapping[str, Any], receipt: Receipt, folder: Path) -> Result:
-    rule = scene.job.result
-    baseline = document.get("baseline")
-    ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return Result(
-        id=run.id,
-        run=scene.run.name,
-        job=scene.job.name,
-        host=scene.evaluate.name,
-        step=run.step,
-        headline_name=rule.headline or "",
-        headline=comparison.headline(document, rule),
-        baseline=comparison.headline(baseline, rule) if isinstance(baseline, dict) else None,
-        verdict=comparison.verdict(ours, theirs, rule.better),
-        digests=run.digests,
-        receipt=receipt,
-        source=scene.training.source,
-        origin=scene.origin,
-        file=rule.file,
-        ended_at=run.ended_at or now,
-        folder=folder,
-    )
+        known = ledger.find(run.host, run.id)
+    return known if known is not None and known.origin == scene.origin else None

@@ -26,7 +26,7 @@ from orchestrator.errors import (
     TornCheckpoint,
     TrainingDisturbed,
 )
-from orchestrator.model import Action, Checkpoint, Drift, Inventory, Job, Plan, Result, Route, Run, Scan
+from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows import witnessing
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
@@ -58,8 +58,8 @@ class EvalReport:
     plan: Plan
     run: Run | None = None
     result: Result | None = None
-    history: tuple[Result, ...] = ()
-    """earlier results of the same job on the same training run"""
+    history: tuple[Entry, ...] = ()
+    """other results of the same job on the same training run"""
 
 
 def eval_latest(
@@ -286,6 +286,8 @@ def _launch(
         secrets=secrets,
         windows=[*windows, *witnessing.beside_evaluation(scene)],
         beside=scene.beside,
+        origin=scene.origin,
+        source=scene.training.source,
         timeouts=scene.inventory.timeouts,
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, training
+from orchestrator.actions.ledger import origin_of
 from orchestrator.actions.observation import EvalFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import NothingToEvaluate
@@ -80,7 +81,7 @@ class Scene:
     @property
     def origin(self) -> str:
         """Where the run's checkpoints come from."""
-        return f"{self.train.ssh}:{self.run.checkpoints}"
+        return origin_of(self.train, self.run)
 
     def digests(self, checkpoint: str) -> Digests:
         """What would make a result of this checkpoint."""

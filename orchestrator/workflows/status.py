@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator import config, taken
-from orchestrator.actions import checkpoints, harness
+from orchestrator.actions import checkpoints, harness, ledger
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import OrchError
-from orchestrator.model import Candidate, Checkpoint, Harness, Host, Inventory, Job, Run, TrainingRun
+from orchestrator.model import Candidate, Checkpoint, Entry, Harness, Host, Inventory, Job, Run, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
 
@@ -42,6 +43,8 @@ class RunRow:
     skipped: tuple[Candidate, ...]
     harness: str
     evaluations: tuple[Run, ...]
+    results: Mapping[str, Entry]
+    """run id -> what the ledger knows of it"""
     unevaluated: tuple[int, ...]
     remote_folder: tuple[Json, ...]
     seen: bool
@@ -80,13 +83,29 @@ def status(inventory: Inventory, run_name: str | None, connections: Connections)
         if look.job is not None and facts.evaluation is not None:
             evaluation[look.job.name, look.host.name] = facts.evaluation
             warnings += facts.evaluation.errors
+    known = _known(inventory, runs, warnings)
     rows = tuple(
-        _run_row(run, host, training.get((run.name, host)), jobs.get(run.name), evaluation, warnings)
+        _run_row(run, host, training.get((run.name, host)), jobs.get(run.name), evaluation, known[run.name], warnings)
         for run in runs
         for host in run.hosts
     )
     answers = [(outcome.host.host, outcome.value, outcome.error) for outcome in outcomes]
     return StatusReport(hosts=_host_rows(answers, runs), runs=rows, warnings=tuple(warnings))
+
+
+def _known(inventory: Inventory, runs: Sequence[TrainingRun], warnings: list[str]) -> dict[str, Mapping[str, Entry]]:
+    """The ledger's results of each run, by run id: hosts forget what was cleaned away, the ledger does not."""
+    found: dict[str, Mapping[str, Entry]] = {run.name: {} for run in runs}
+    if not ledger.exists():
+        return found
+    try:
+        with Ledger.at_home() as known:
+            for run in runs:
+                origin = ledger.origin_of(inventory.hosts[run.hosts[0]], run)
+                found[run.name] = {entry.id: entry for entry in known.entries(run.name, origin)}
+    except OrchError as error:
+        warnings.append(error.message)
+    return found
 
 
 # A run's job with the host that evaluates it and the local harness.
@@ -128,6 +147,7 @@ def _run_row(
     facts: RunFacts | None,
     run_job: RunJob | None,
     evaluation: Mapping[tuple[str, str], EvalFacts],
+    results: Mapping[str, Entry],
     warnings: list[str],
 ) -> RunRow:
     scan = facts.scan if facts else None
@@ -136,6 +156,7 @@ def _run_row(
     seen = evaluation.get((run_job[0].name, run_job[1].name)) if run_job else None
     mine = tuple(row for row in seen.runs if row.run == run.name) if seen else ()
     done = {row.step for row in mine if row.state == "succeeded"}
+    done |= {entry.step for entry in results.values() if run_job is None or entry.job == run_job[0].name}
     complete = sorted({c.step for c in scan.candidates if c.state == "complete" and c.step is not None}) if scan else []
     drift = _drift(run_job, seen) if run_job and seen else "unknown"
     latest = scan.latest if scan else None
@@ -154,7 +175,8 @@ def _run_row(
         skipped=checkpoints.passed_over(scan) if scan else (),
         harness=drift,
         evaluations=mine,
-        unevaluated=tuple(step for step in complete if step not in done) if seen else tuple(complete),
+        results=results,
+        unevaluated=tuple(step for step in complete if step not in done),
         remote_folder=seen.remote_folder if seen else (),
         seen=facts is not None,
     )

@@ -15,7 +15,8 @@ from typing import Any
 import jsonschema
 
 from orchestrator import config
-from orchestrator.reports.documents import document, sync_body
+from orchestrator.reports.documents import sync_body
+from orchestrator.reports.envelope import document
 from orchestrator.reports.schema import document_schema
 from orchestrator.reports.tables import diff_lines
 from orchestrator.ssh.choose import Connections

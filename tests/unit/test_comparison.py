@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.actions.comparison import headline, interval, items, pick, verdict
+from orchestrator.actions.comparison import headline, interval, items, needed_items, paired, pick
 from orchestrator.model import ResultRule
 
 RULE = ResultRule(headline="score.mean", items="rows", item_id="id", item_value="value")
@@ -42,13 +42,38 @@ def test_a_worse_set_is_found_worse_and_equal_ones_are_not_told_apart() -> None:
     base = {str(i): generator.gauss(4, 1) for i in range(40)}
     worse = {name: value - 0.3 + generator.gauss(0, 0.1) for name, value in base.items()}
     noise = {name: value + generator.gauss(0, 0.1) for name, value in base.items()}
-    assert verdict(worse, base, "higher") == "worse"
-    assert verdict(worse, base, "lower") == "better"
-    assert verdict(noise, base, "higher") == "no_difference"
+    found = paired(worse, base, "higher")
+    assert (found.verdict, found.items, found.needed_items) == ("worse", 40, None)
+    assert found.estimate is not None and found.estimate.low is not None and found.estimate.high is not None
+    assert found.estimate.low < found.estimate.value < found.estimate.high < 0
+    assert paired(worse, base, "lower").verdict == "better"
+    same = paired(noise, base, "higher")
+    assert same.verdict == "no_difference" and (same.needed_items or 0) > 40
+
+
+def test_the_items_that_would_settle_it_do_settle_it_four_times_out_of_five() -> None:
+    generator = random.Random(7)
+    pilot = [generator.gauss(0.05, 0.4) for _ in range(60)]
+    wanted = needed_items(pilot)
+    assert wanted is not None and wanted > 60
+    mean, spread = sum(pilot) / 60, (sum((value - sum(pilot) / 60) ** 2 for value in pilot) / 59) ** 0.5
+    shown = 0
+    for _ in range(40):
+        low, high = interval([generator.gauss(mean, spread) for _ in range(wanted)])
+        shown += not low <= 0 <= high
+    assert 24 <= shown <= 40
+
+
+def test_no_spread_and_no_difference_need_no_more_items() -> None:
+    assert needed_items([0.0, 0.0]) is None
+    assert paired({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, "higher").needed_items is None
 
 
 def test_nothing_is_said_of_fewer_than_two_shared_items() -> None:
-    assert verdict({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}, "higher") is None
+    found = paired({"a": 1.0, "b": 2.0}, {"a": 0.5, "c": 2.0}, "higher")
+    assert found.verdict is None and found.items == 1
+    assert found.estimate is not None and (found.estimate.value, found.estimate.low) == (0.5, None)
+    assert paired({"a": 1.0}, {}, "higher").estimate is None
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=30))

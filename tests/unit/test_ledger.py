@@ -11,6 +11,7 @@ import pytest
 from orchestrator.actions.ledger import SCHEMA, Ledger, state_folder
 from orchestrator.errors import OrchError
 from orchestrator.model import Digests, Estimate, Receipt, Result
+from orchestrator.records import entry_of
 
 RESULT = Result(
     id="7-abc",
@@ -36,15 +37,44 @@ def test_a_result_comes_back_as_it_went_in(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.add(RESULT)
     with Ledger(tmp_path) as ledger:
-        assert ledger.results("dflash") == [RESULT]
-        assert ledger.results("other") == []
+        assert ledger.open("box", "7-abc") == replace(RESULT, folder=ledger.folder_of("box", "7-abc"))
+        assert ledger.entries("dflash") == [entry_of(RESULT)]
+        assert ledger.entries("other") == [] and ledger.find("box", "8") is None
 
 
 def test_results_come_by_step_and_the_same_run_only_once(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         for result in (replace(RESULT, id="9", step=9), RESULT, replace(RESULT, verdict="worse")):
             ledger.add(result)
-        assert [(row.step, row.verdict) for row in ledger.results()] == [(7, "worse"), (9, None)]
+        assert [(row.step, row.verdict) for row in ledger.entries()] == [(7, "worse"), (9, None)]
+
+
+def test_the_newest_of_each_curve_can_be_asked_for_alone(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        for run in ("a", "b"):
+            for step in range(5):
+                ledger.add(replace(RESULT, run=run, id=f"{step}-{run}", step=step))
+        assert [(row.run, row.step) for row in ledger.entries(last=2)] == [("a", 3), ("a", 4), ("b", 3), ("b", 4)]
+        assert [step for step, _ in ledger.curves("a")[RESULT.run.replace("dflash", "a"), "train:/c", "j", "tau"]] == [
+            *range(5)
+        ]
+
+
+def test_the_beginning_of_an_id_finds_its_run_and_the_whole_id_that_one_alone(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        for run_id in ("7-abc", "7-abc-2", "8%"):
+            ledger.add(replace(RESULT, id=run_id))
+        assert [row.id for row in ledger.with_prefix("7-a")] == ["7-abc", "7-abc-2"]
+        assert [row.id for row in ledger.with_prefix("7-abc")] == ["7-abc"]
+        assert ledger.with_prefix("%") == []
+
+
+def test_a_state_folder_that_was_moved_is_read_where_it_is(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "old") as ledger:
+        ledger.add(RESULT)
+    (tmp_path / "old").rename(tmp_path / "new")
+    with Ledger(tmp_path / "new") as ledger:
+        assert ledger.open("box", "7-abc").folder == tmp_path / "new" / "runs" / "box" / "7-abc"
 
 
 def test_small_files_are_kept_whole_beside_the_index(tmp_path: Path) -> None:

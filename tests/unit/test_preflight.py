@@ -16,7 +16,8 @@ import pytest
 from orchestrator import config
 from orchestrator.errors import Refused
 from orchestrator.needs import needs_of, unknown_options
-from orchestrator.reports.documents import document, preflight_body
+from orchestrator.reports.documents import preflight_body
+from orchestrator.reports.envelope import document
 from orchestrator.reports.schema import document_schema
 from orchestrator.reports.tables import preflight_table
 from orchestrator.ssh.choose import Connections

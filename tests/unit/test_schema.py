@@ -120,6 +120,14 @@ RECEIPT = {
     "ended_at": "2026-11-30T12:00:00Z",
     "file": "/state/runs/ct129/4000-abc/receipt.json",
 }
+SIDE = {
+    "id": "4000-ab12cd34",
+    "baseline": False,
+    "run": "dflash",
+    "step": 4000,
+    "headline": {"value": 3.2, "low": None, "high": None},
+    "digests": {"checkpoint": "a", "harness": "b", "job": "c", "data": "d"},
+}
 DOCUMENT = {
     "status": {
         "hosts": [
@@ -198,6 +206,38 @@ DOCUMENT = {
     },
     "receipt": RECEIPT,
     "guard": {**RECEIPT, "kind": "guard"},
+    "results": {
+        "results": [
+            {
+                "id": "4000-ab12cd34",
+                "run": "dflash",
+                "job": "eval-dflash",
+                "host": "ct129",
+                "step": 4000,
+                "headline": {"name": "acceptance_length.walk_macro", "value": 3.2, "low": 3.1, "high": 3.3},
+                "baseline": None,
+                "verdict": None,
+                "digests": {"checkpoint": "a", "harness": "b", "job": "c", "data": "d"},
+                "receipt": "undisturbed",
+                "ended_at": "2026-11-30T12:00:00Z",
+            }
+        ]
+    },
+    "compare": {
+        "a": SIDE,
+        "b": {**SIDE, "baseline": True, "step": None},
+        "items": 80,
+        "difference": {"value": 0.1, "low": -0.1, "high": 0.3},
+        "verdict": "no_difference",
+        "mixed": False,
+        "needed_items": 400,
+    },
+    "report": {"file": None, "bytes": 1000, "results": 8},
+    "ledger-rebuild": {
+        "results": 8,
+        "collected": [{"host": "ct129", "id": "4000-ab12cd34"}],
+        "unreachable": [{"host": None, "error": "no answer"}],
+    },
     "eval-latest": {
         "plan": {
             "checkpoint": None,

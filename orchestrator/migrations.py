@@ -1,0 +1,103 @@
+"""The ledger's index, one migration after the other: SQLite's user_version says how many of them it has seen.
+
+It is an index: everything in it is in the run folders beside it, and `orch ledger rebuild` makes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.errors import OrchError
+from orchestrator.model import Digests, Entry, Estimate
+from orchestrator.records import entry_of, from_document
+
+COLUMNS = (
+    *("id", "host", "run", "job", "origin", "step", "ended_at", "headline_name", "better"),
+    *("value", "low", "high", "base_value", "base_low", "base_high", "verdict", "receipt"),
+    *("checkpoint", "harness", "job_digest", "data"),
+)
+INSERT = f"INSERT OR REPLACE INTO results ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+
+def migrate(index: sqlite3.Connection, version: int) -> None:
+    """Bring an index of this version up to date, each step whole or not at all; two at once wait for each other."""
+    for number in range(version, len(MIGRATIONS)):
+        with index:
+            index.execute("BEGIN IMMEDIATE")
+            if version_of(index) == number:
+                MIGRATIONS[number](index)
+                index.execute(f"PRAGMA user_version = {number + 1}")
+
+
+def version_of(index: sqlite3.Connection) -> int:
+    """How many migrations an index has seen."""
+    return int(index.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _whole_documents(index: sqlite3.Connection) -> None:
+    index.execute(
+        "CREATE TABLE IF NOT EXISTS results (id TEXT NOT NULL, run TEXT NOT NULL, host TEXT NOT NULL, "
+        "step INTEGER NOT NULL, ended_at TEXT NOT NULL, folder TEXT NOT NULL, document TEXT NOT NULL, "
+        "PRIMARY KEY (id, host))"
+    )
+
+
+def _columns(index: sqlite3.Connection) -> None:
+    """What tables need becomes columns; documents stay in the run folders, where they always were too."""
+    index.execute("ALTER TABLE results RENAME TO documents")
+    index.execute(
+        "CREATE TABLE results (id TEXT NOT NULL, host TEXT NOT NULL, run TEXT NOT NULL, job TEXT NOT NULL, "
+        "origin TEXT NOT NULL, step INTEGER NOT NULL, ended_at TEXT NOT NULL, headline_name TEXT NOT NULL, "
+        "better TEXT NOT NULL, value REAL, low REAL, high REAL, base_value REAL, base_low REAL, base_high REAL, "
+        "verdict TEXT, receipt TEXT NOT NULL, checkpoint TEXT NOT NULL, harness TEXT NOT NULL, "
+        "job_digest TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (id, host))"
+    )
+    index.execute("CREATE INDEX by_run ON results (run, step, ended_at)")
+    for (text,) in index.execute("SELECT document FROM documents").fetchall():
+        try:
+            index.execute(INSERT, row_of(entry_of(from_document(json.loads(text)))))
+        except (OrchError, ValueError):
+            continue  # its folder is still there: `orch ledger rebuild` says what is wrong with it
+    index.execute("DROP TABLE documents")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_whole_documents, _columns)
+SCHEMA = len(MIGRATIONS)
+
+
+def row_of(entry: Entry) -> tuple[object, ...]:
+    """An entry as the values of COLUMNS."""
+    ours, base = entry.headline, entry.baseline
+    return (
+        *(entry.id, entry.host, entry.run, entry.job, entry.origin, entry.step, entry.ended_at),
+        *(entry.headline_name, entry.better),
+        *((ours.value, ours.low, ours.high) if ours else (None, None, None)),
+        *((base.value, base.low, base.high) if base else (None, None, None)),
+        *(entry.verdict, entry.receipt, entry.digests.checkpoint, entry.digests.harness),
+        *(entry.digests.job, entry.digests.data),
+    )
+
+
+def entry_from(row: tuple[Any, ...]) -> Entry:
+    """An entry from the values of COLUMNS."""
+    (id, host, run, job, origin, step, ended, name, better, value, low, high, base, base_low, base_high, *rest) = row
+    verdict, receipt, checkpoint, harness, job_digest, data = rest
+    return Entry(
+        id=id,
+        host=host,
+        run=run,
+        job=job,
+        origin=origin,
+        step=step,
+        ended_at=ended,
+        headline_name=name,
+        better=better,
+        headline=None if value is None else Estimate(value=value, low=low, high=high),
+        baseline=None if base is None else Estimate(value=base, low=base_low, high=base_high),
+        verdict=verdict,
+        receipt=receipt,
+        digests=Digests(checkpoint=checkpoint, harness=harness, job=job_digest, data=data),
+    )

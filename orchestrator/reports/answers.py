@@ -1,0 +1,224 @@
+"""What `orch results` and `orch compare` print: lines, JSON and CSV. Without rich: they have a fraction of a second."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.model import Digests, Entry, Estimate
+from orchestrator.reports.curve import sparkline
+from orchestrator.reports.envelope import Document, digests_body, estimate_body
+from orchestrator.reports.text import shown
+
+if TYPE_CHECKING:
+    from orchestrator.workflows.compare import CompareReport, Side
+    from orchestrator.workflows.results import Series
+
+LAST = 10
+"""results of one curve in a table; documents hold all"""
+COLOURS = {"undisturbed": "green", "better": "green", "worse": "red", "changed": "red"}
+WORDS = {"no_difference": "no difference shown", None: "-"}
+
+
+# -- results -------------------------------------------------------------------------------------------------------
+
+
+def results_body(found: Sequence[Series]) -> Document:
+    """CONTRACT's `results`."""
+    return {"results": [_row(entry) for series in found for entry in series.entries]}
+
+
+def _row(entry: Entry) -> Document:
+    headline = estimate_body(entry.headline)
+    return {
+        "id": entry.id,
+        "run": entry.run,
+        "job": entry.job,
+        "host": entry.host,
+        "origin": entry.origin,
+        "step": entry.step,
+        "headline": {"name": entry.headline_name, **headline} if headline else None,
+        "baseline": estimate_body(entry.baseline),
+        "verdict": entry.verdict,
+        "digests": digests_body(entry.digests),
+        "receipt": entry.receipt,
+        "ended_at": entry.ended_at,
+    }
+
+
+RESULT_COLUMNS = (
+    *("id", "run", "job", "host", "step", "headline_name", "value", "low", "high", "baseline", "verdict", "receipt"),
+    *("checkpoint", "harness", "job_digest", "data", "ended_at"),
+)
+
+
+def results_csv(found: Sequence[Series]) -> str:
+    """One line a result, under RESULT_COLUMNS."""
+    return _csv(RESULT_COLUMNS, (_cells(entry) for series in found for entry in series.entries))
+
+
+def _cells(entry: Entry) -> list[object]:
+    ours, digests = entry.headline, entry.digests
+    return [
+        *(entry.id, entry.run, entry.job, entry.host, entry.step, entry.headline_name),
+        *((ours.value, ours.low, ours.high) if ours else (None, None, None)),
+        *(entry.baseline.value if entry.baseline else None, entry.verdict, entry.receipt),
+        *(digests.checkpoint, digests.harness, digests.job, digests.data, entry.ended_at),
+    ]
+
+
+def results_lines(found: Sequence[Series], *, unicode: bool) -> Iterator[str]:
+    """A block for each curve: what it is, how it went, and its newest results."""
+    for index, series in enumerate(found):
+        if index:
+            yield ""
+        latest = series.latest
+        yield click.style(
+            shown(f"{latest.run}  {latest.headline_name or 'no headline'}  (job {latest.job})"), bold=True
+        )
+        yield from _curve(series, unicode=unicode)
+        yield from table(
+            ("step", "headline", "", "baseline", "verdict", "training", "ended", "run", ""),
+            [_table_row(entry, latest) for entry in series.entries],
+        )
+        if series.count > len(series.entries):
+            yield f"... and {series.count - len(series.entries)} earlier ones: --last N, --json or --csv"
+
+
+def _curve(series: Series, *, unicode: bool) -> Iterator[str]:
+    values = series.values
+    if len(values) > 1:
+        line = sparkline(values, unicode=unicode)
+        steps = f"step {series.first_step} to {series.latest.step}"
+        yield f"{line}  {min(values):.3f} to {max(values):.3f}, {steps}"
+
+
+def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:
+    mark = "" if entry.same_measure(latest) else "other " + _what_differs(entry.digests, latest.digests)
+    return (
+        str(entry.step),
+        f"{entry.headline.value:.3f}" if entry.headline else "-",
+        interval(entry.headline),
+        f"{entry.baseline.value:.3f}" if entry.baseline else "-",
+        entry.verdict or "-",
+        entry.receipt,
+        entry.ended_at,
+        entry.id,
+        mark,
+    )
+
+
+def _what_differs(one: Digests, other: Digests) -> str:
+    return " and ".join(name for name in ("harness", "data") if getattr(one, name) != getattr(other, name))
+
+
+def interval(estimate: Estimate | None) -> str:
+    """`[3.301, 3.402]`; nothing where there is none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+# -- compare -------------------------------------------------------------------------------------------------------
+
+
+def compare_body(report: CompareReport) -> Document:
+    """CONTRACT's `compare`."""
+    found = report.difference
+    return {
+        "a": _side_body(report.a),
+        "b": _side_body(report.b),
+        "items": found.items,
+        "difference": estimate_body(found.estimate),
+        "verdict": found.verdict,
+        "mixed": bool(report.mixed),
+        "needed_items": found.needed_items,
+    }
+
+
+def _side_body(side: Side) -> Document:
+    return {
+        "id": side.entry.id,
+        "baseline": side.is_baseline,
+        "run": side.entry.run,
+        "step": None if side.is_baseline else side.entry.step,
+        "headline": estimate_body(side.headline),
+        "digests": digests_body(side.entry.digests),
+    }
+
+
+COMPARE_COLUMNS = ("a", "b", "items", "difference", "low", "high", "verdict", "mixed", "needed_items")
+
+
+def compare_csv(report: CompareReport) -> str:
+    """One line under COMPARE_COLUMNS."""
+    found = report.difference
+    names = [f"baseline:{side.entry.id}" if side.is_baseline else side.entry.id for side in (report.a, report.b)]
+    estimate = found.estimate or Estimate(value=float("nan"))
+    numbers = [estimate.value if found.estimate else None, estimate.low, estimate.high]
+    row = [*names, found.items, *numbers, found.verdict, str(bool(report.mixed)).lower(), found.needed_items]
+    return _csv(COMPARE_COLUMNS, [row])
+
+
+def compare_lines(report: CompareReport) -> Iterator[str]:
+    """Both headlines, their difference, and what it says."""
+    rows = []
+    for name, side in (("a", report.a), ("b", report.b)):
+        value = f"{side.headline.value:.3f}" if side.headline else "-"
+        rows.append((name, side.label, value, interval(side.headline)))
+    found = report.difference
+    if found.estimate is not None:
+        rows.append(
+            ("a - b", f"over {found.items} shared items", f"{found.estimate.value:+.3f}", _signed(found.estimate))
+        )
+    yield from table(("", shown(report.a.entry.headline_name), "", ""), rows)
+    yield "verdict: " + click.style(sentence(report), fg=COLOURS.get(found.verdict or ""), bold=True)
+    if report.mixed:
+        yield click.style(f"mixed: they were measured with {' and '.join(report.mixed)}", fg="yellow")
+
+
+def sentence(report: CompareReport) -> str:
+    """The verdict in words, with how many items would settle it."""
+    found = report.difference
+    if found.verdict is None:
+        return "nothing can be said: fewer than two shared items"
+    if found.verdict != "no_difference":
+        return f"a is {found.verdict} than b"
+    if found.needed_items is None:
+        return "no difference shown"
+    return f"no difference shown; about {found.needed_items} items would settle one of this size"
+
+
+def _signed(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+# -- both ----------------------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as what is in them; words that have a colour get it."""
+    safe = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *safe, strict=True)]
+    yield click.style("  ".join(map(str.ljust, head, widths)).rstrip(), dim=True)
+    for row in safe:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        line = [
+            click.style(cell, fg=COLOURS[word]) if word in COLOURS else cell
+            for cell, word in zip(padded, row, strict=True)
+        ]
+        yield "  ".join(line).rstrip()
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return out.getvalue()

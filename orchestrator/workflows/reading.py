@@ -1,0 +1,129 @@
+"""A Result out of a finished run's small files, on the day it was collected or years later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from orchestrator import __version__, records, windows
+from orchestrator.actions import comparison, training
+from orchestrator.answers import Json
+from orchestrator.errors import EvaluationFailed, Refused
+from orchestrator.model import Digests, Receipt, Result, ResultRule
+
+Read = Callable[[str], bytes | None]
+"""a file of a run folder by its name; None where there is none"""
+SPEC_SCHEMA = 1
+
+
+def files_in(folder: Path) -> Read:
+    """The files of a run folder on this computer."""
+
+    def read(name: str) -> bytes | None:
+        place = folder / name
+        inside = place.is_file() and place.resolve().is_relative_to(folder.resolve())
+        return place.read_bytes() if inside else None
+
+    return read
+
+
+def spec_of(read: Read) -> Json | None:
+    """What a run was started with; None for a folder that is no run's. Raises Refused for a newer orch's."""
+    spec = _object(read("spec.json"))
+    step = None if spec is None else spec.get("step")
+    if spec is None or type(step) is not int or not 0 <= step < 2**63 or not isinstance(spec.get("id"), str):
+        return None
+    if isinstance(spec.get("schema"), int) and spec["schema"] > SPEC_SCHEMA:
+        reason = f"run {spec['id']} was started by a newer orch (schema {spec['schema']})"
+        raise Refused(reason, hint="update orch")
+    return spec
+
+
+def windows_of(spec: Json) -> list[dict[str, Any]]:
+    """Those from before the run began. Its files lie on a box where others may write: a damaged one tells nothing."""
+    kept = spec.get("windows", [])
+    lost = training.window("ship", "a damaged spec.json", None, None)
+    return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
+
+
+def has_succeeded(read: Read) -> bool:
+    """Whether the run ended well, by its own last file."""
+    return (_object(read("exit.json")) or {}).get("state") == "succeeded"
+
+
+def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: ResultRule | None = None) -> Result:
+    """The result of a run that succeeded. `rule` is for runs of early versions, whose spec does not hold it.
+
+    Raises EvaluationFailed where the result file is missing, no JSON object, or lacks the headline.
+    """
+    spec, ended = spec_of(read) or {}, _object(read("exit.json")) or {}
+    if isinstance(spec.get("rule"), dict):
+        rule = records.rule_of(spec["rule"])
+    if rule is None:
+        raise EvaluationFailed(f"run {spec.get('id')} does not say where its headline is, nor does a job of its name")
+    document = read_result(read(rule.file), rule, f"jobs/{spec.get('job')}.yaml")
+    baseline = document.get("baseline")
+    ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return Result(
+        id=str(spec["id"]),
+        run=str(spec.get("run") or ""),
+        job=str(spec.get("job") or ""),
+        host=host,
+        step=spec["step"],
+        headline_name=rule.headline or "",
+        headline=comparison.headline(document, rule),
+        baseline=comparison.headline(baseline, rule) if isinstance(baseline, dict) else None,
+        verdict=comparison.paired(ours, theirs, rule.better).verdict,
+        digests=_digests(spec.get("digests")),
+        receipt=receipt,
+        source=spec.get("source"),
+        origin=str(spec.get("origin") or ""),
+        file=rule.file,
+        ended_at=str(ended.get("ended_at") or now),
+        folder=folder,
+        rule=rule,
+        versions=_versions(spec, document),
+    )
+
+
+def read_result(content: bytes | None, rule: ResultRule, job_file: str) -> Mapping[str, Any]:
+    """The result file's JSON object, with the headline that the job names in it. Raises EvaluationFailed."""
+    file, headline = rule.file, rule.headline
+    if content is None:
+        raise EvaluationFailed(f"the evaluation ended well but wrote no {file}", hint=f"see command: in {job_file}")
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise EvaluationFailed(f"{file} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise EvaluationFailed(f"{file} holds no JSON object")
+    if headline and not comparison.is_number(comparison.pick(document, headline)):
+        there = ", ".join(str(key) for key in list(document)[:20])
+        raise EvaluationFailed(
+            f"{file} has no number at {headline}", hint=f"see result.headline in {job_file}; keys there: {there}"
+        )
+    return document
+
+
+def _digests(found: Any) -> Digests:
+    row = found if isinstance(found, dict) else {}
+    return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
+
+
+def _versions(spec: Json, document: Mapping[str, Any]) -> dict[str, str]:
+    """Of orch, and what the result file itself says in provenance.versions."""
+    named = comparison.pick(document, "provenance.versions")
+    libraries = {str(k): str(v) for k, v in named.items()} if isinstance(named, dict) else {}
+    return {"orch": str(spec.get("orch") or __version__), **libraries}
+
+
+def _object(content: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content or b"null")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
