@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from orchestrator import measures, receipts, windows
-from orchestrator.actions import comparison, receipt_files, runs, training
-from orchestrator import receipts
 from orchestrator.actions import receipt_files, runs, training
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
@@ -43,8 +41,7 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = json.loads(files["spec.json"])
     last = look_again(scene, connections, "collect")
-    receipt = receipts.receipt([*_closed(scene, run, _windows(spec), connections), *looks, last])
-    receipt = receipts.receipt([*reading.windows_of(spec), *looks, last])
+    receipt = receipts.receipt([*_closed(scene, run, reading.windows_of(spec), connections), *looks, last])
     kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
         folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
@@ -93,7 +90,6 @@ def _closed(scene: Scene, run: Run, kept: list[dict[str, Any]], connections: Con
     return [*(closed(one) if one["doing"] == "evaluate" else one for one in kept), *last.values()]
 
 
-def earlier(scene: Scene, but: str) -> tuple[Result, ...]:
 def earlier(scene: Scene, but: str) -> tuple[Entry, ...]:
     """Results of the same job on the same training run that the ledger knows, without the run of that id."""
     with Ledger.at_home() as ledger:
