@@ -11,12 +11,15 @@ import sys
 import click
 
 from orchestrator import __version__
+from orchestrator.commands.attach import attach, rerun
 from orchestrator.commands.call import leave_quietly
 from orchestrator.commands.checkpoints import checkpoints, clean
 from orchestrator.commands.eval_latest import eval_latest
 from orchestrator.commands.guard import guard
+from orchestrator.commands.logs import logs
 from orchestrator.commands.preflight import preflight
 from orchestrator.commands.receipt import receipt
+from orchestrator.commands.runs import cancel, runs
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
@@ -36,7 +39,10 @@ def commands() -> None:
     atexit.register(gc.freeze)
 
 
-for command in (status, preflight, eval_latest, sync_harness, checkpoints, clean, receipt, guard, schema):
+for command in (
+    *(status, preflight, eval_latest, runs, logs, attach, cancel, rerun),
+    *(sync_harness, checkpoints, clean, receipt, guard, schema),
+):
     commands.add_command(command)
 
 

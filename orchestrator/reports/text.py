@@ -46,6 +46,8 @@ def shown(text: str | bytes, limit: int = LIMIT) -> str:
     """
     if isinstance(text, bytes):
         text = text[: 4 * (limit + 1)].decode("utf-8", "backslashreplace")
+    if len(text) <= limit and text.isprintable():
+        return text
     pieces = [char if char.isprintable() else _escaped(char) for char in text[: limit + 1]]
     whole = "".join(pieces)
     if len(text) <= limit and len(whole) <= limit:

@@ -120,6 +120,19 @@ RECEIPT = {
     "ended_at": "2026-11-30T12:00:00Z",
     "file": "/state/runs/ct129/4000-abc/receipt.json",
 }
+RUN = {
+    "id": "4000-ab12cd34",
+    "job": "eval-dflash",
+    "host": "ct129",
+    "run": "dflash",
+    "step": 4000,
+    "state": "lost",
+    "exit_code": None,
+    "signal": None,
+    "reason": "the host was restarted",
+    "started_at": "2026-11-30T12:00:00Z",
+    "ended_at": None,
+}
 DOCUMENT = {
     "status": {
         "hosts": [
@@ -205,6 +218,11 @@ DOCUMENT = {
             "refused": [{"reason": "full", "hint": ""}],
         }
     },
+    "attach": {"plan": {"checkpoint": None, "actions": [], "refused": []}},
+    "rerun": {"plan": None},
+    "runs": {"runs": [RUN], "hosts": [{"name": "ct200", "ok": False, "error": "no answer"}]},
+    "cancel": {"run": RUN, "before": "running", "left": []},
+    "logs": {"run": RUN, "offset": 10},
 }
 
 
