@@ -10,15 +10,18 @@ import sys
 import click
 
 from orchestrator import __version__
+from orchestrator.commands.attach import attach, rerun
 from orchestrator.commands.call import leave_quietly
 from orchestrator.commands.checkpoints import checkpoints, clean
 from orchestrator.commands.eval_latest import eval_latest
 from orchestrator.commands.guard import guard
 from orchestrator.commands.ledger import ledger
+from orchestrator.commands.logs import logs
 from orchestrator.commands.preflight import preflight
 from orchestrator.commands.receipt import receipt
 from orchestrator.commands.report import report
 from orchestrator.commands.results import compare, results
+from orchestrator.commands.runs import cancel, runs
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
@@ -40,6 +43,7 @@ def commands() -> None:
 
 for command in (
     *(status, preflight, eval_latest, sync_harness, checkpoints, clean),
+    *(runs, logs, attach, cancel, rerun),
     *(results, compare, report, ledger),
     *(receipt, guard, schema),
 ):

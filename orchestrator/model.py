@@ -51,6 +51,8 @@ class Limits:
     """bytes"""
     wall: float | None = None
     """seconds"""
+    evaluations: int | None = None
+    """how many evaluations may run at once; of a host only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

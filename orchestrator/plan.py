@@ -64,7 +64,8 @@ def make_plan(
         why = f"step {checkpoint.step} {where} on {side.host.name} yet; {what}"
         actions.append(Action(do="ship", why=why, bytes=checkpoint.ship_bytes, route=_route(routes)))
     again = f"; run {same.id} of it {same.state}" if same is not None else ""
-    why = f"step {checkpoint.step} has no finished evaluation{again}"
+    finished = same is not None and same.state == "succeeded"
+    why = f"step {checkpoint.step} {'once more' if finished else 'has no finished evaluation'}{again}"
     actions.append(Action(do="launch", why="; ".join(filter(None, (why, _beside(side), side.server)))))
     refused = _refusals(checkpoint, side, job, allow_on_training_host=allow_on_training_host)
     if drift.unresolved:

@@ -114,3 +114,9 @@ def test_help_comes_within_a_quarter_of_a_second() -> None:
         subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.25
+
+
+def test_only_the_launcher_knows_how_a_run_is_started_watched_and_stopped() -> None:
+    inner = {f"remote_payload.agent.{name}" for name in ("supervise", "belongings", "turn")}
+    knowing = {path.name for path in AGENT.rglob("*.py") if imports(path) & inner}
+    assert knowing == {"launcher.py", "supervise.py", "turn.py"}

@@ -183,5 +183,5 @@ def _eval_facts(host: Host, facts: Json) -> EvalFacts:
         data=facts["data"],
         server=facts["server"],
         python=facts["python"],
-        errors=harness.notes,
+        errors=(*harness.notes, *([f"{host.name}: {warning}"] if (warning := facts["warning"]) else ())),
     )

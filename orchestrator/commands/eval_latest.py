@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.commands.call import Consent, calling, common, console
+from orchestrator.commands.call import Call, Consent, calling, common, console
 from orchestrator.errors import Refused
+
+if TYPE_CHECKING:
+    from orchestrator.model import Inventory
+    from orchestrator.ssh.choose import Connections
+    from orchestrator.workflows.eval_latest import EvalReport, Listener
 
 
 @click.command("eval-latest")
@@ -28,33 +35,45 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
     command again goes on where it was interrupted.
     """
     with calling("eval-latest", as_json, verbose, inventory) as call:
-        from orchestrator.reports.documents import eval_body
-        from orchestrator.reports.live import Live
         from orchestrator.workflows import eval_latest as story
 
         found = call.inventory()
         options = story.Options(**flags)
-        live = Live(console(stderr=not options.dry_run), quiet=as_json)  # of a dry run, the plan is the data
-        report = None
-        try:
-            with call.connections(found) as connections:
-                report = story.eval_latest(found, options, connections, Consent(options.yes), live)
-        finally:
-            live.close()
-            call.warnings += live.warnings
-            run, result = (report.run, report.result) if report else (live.run, None)
-            call.body = eval_body(report.plan if report else live.plan, run, result)
-            call.again = live.again
-        if report.result is not None and not as_json:
-            from orchestrator.reports.receipts import receipt_line
-            from orchestrator.reports.tables import results_table
+        tell = partial(story.eval_latest, found, options)
+        evaluate(call, found, tell, yes=options.yes, dry_run=options.dry_run, detach=options.detach)
 
-            call.show(results_table(report.result, report.history))
-            call.show(receipt_line(report.result.receipt))
-            click.echo(f"files: {report.result.folder}", err=True)
-        elif options.detach and report.run is not None and not as_json:
-            click.echo(report.run.id)
-        if options.dry_run and report.plan.refused:
-            raise Refused(report.plan.refused[0].reason, hint=report.plan.refused[0].hint)
-        if (error := story.failure(report)) is not None:
-            raise error
+
+Tell = Callable[["Connections", Consent, "Listener"], "EvalReport"]
+"""a story that evaluates, but for what it works with"""
+
+
+def evaluate(call: Call, found: Inventory, tell: Tell, *, yes: bool, dry_run: bool, detach: bool) -> None:
+    """Tell such a story: show what happens meanwhile and the result, and raise what it amounts to."""
+    from orchestrator.reports.documents import eval_body
+    from orchestrator.reports.live import Live
+    from orchestrator.workflows.eval_latest import failure
+
+    live = Live(console(stderr=not dry_run), quiet=call.as_json)  # of a dry run, the plan is the data
+    report = None
+    try:
+        with call.connections(found) as connections:
+            report = tell(connections, Consent(yes), live)
+    finally:
+        live.close()
+        call.warnings += live.warnings
+        run, result = (report.run, report.result) if report else (live.run, None)
+        call.body = eval_body(report.plan if report else live.plan, run, result)
+        call.again = live.again
+    if report.result is not None and not call.as_json:
+        from orchestrator.reports.receipts import receipt_line
+        from orchestrator.reports.tables import results_table
+
+        call.show(results_table(report.result, report.history))
+        call.show(receipt_line(report.result.receipt))
+        click.echo(f"files: {report.result.folder}", err=True)
+    elif detach and report.run is not None and not call.as_json:
+        click.echo(report.run.id)
+    if dry_run and report.plan.refused:
+        raise Refused(report.plan.refused[0].reason, hint=report.plan.refused[0].hint)
+    if (error := failure(report)) is not None:
+        raise error

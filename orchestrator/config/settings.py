@@ -55,6 +55,10 @@ class LimitSettings(Settings, title="a mapping of limits"):
     wall: Duration | None = optional("The longest that an evaluation may run, such as 6h.")
 
 
+class HostLimitSettings(LimitSettings, title="a mapping of limits"):
+    evaluations: Count | None = optional("How many evaluations may run there at once; others wait. Default: 1.")
+
+
 class HostSettings(Settings, title="a mapping such as {roles: [train]}"):
     ssh: kinds.Target | None = optional("Alias from ~/.ssh/config, or user@host[:port]. Default: the host's name.")
     roles: OneOrMore[Role] = required(
@@ -65,7 +69,7 @@ class HostSettings(Settings, title="a mapping such as {roles: [train]}"):
     python: Pathname | None = optional("Runs orch's questions, and is {python} in commands. Default: python3.")
     workdir: kinds.RemoteFolder | None = optional("Where orch keeps its files on an evaluation host. Default: ~/orch.")
     root: Pathname | None = optional("Only with transport: local. The folder here that stands for the host's home.")
-    limits: LimitSettings | None = optional("What every evaluation on this host may use; a job may ask for less.")
+    limits: HostLimitSettings | None = optional("What every evaluation on this host may use; a job may ask for less.")
     one_use_keys: kinds.Switch | None = optional(
         "no: a shipment never touches this user's authorized_keys, and goes through this computer. Default: yes."
     )

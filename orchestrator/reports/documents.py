@@ -10,8 +10,10 @@ from orchestrator.reports.envelope import Document, digests_body, estimate_body
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
+    from orchestrator.actions.runs import Cancelled
     from orchestrator.workflows.preflight import PreflightReport
     from orchestrator.workflows.rebuild import RebuildReport
+    from orchestrator.workflows.runs import RunsReport
     from orchestrator.workflows.sync_harness import SyncReport
 
 PROCESS_KEYS = ("state", "pid", "started_at", "user")
@@ -122,6 +124,37 @@ def _staged(row: Staged, cleaned: bool) -> Document:
         "used_by": list(row.used_by),
         **told,
     }
+
+
+def runs_body(report: RunsReport) -> Document:
+    """CONTRACT's `runs`, and which hosts answered."""
+    hosts = [
+        {"name": row.host.name, "ok": row.error is None, "error": row.error.message if row.error else None}
+        for row in report.hosts
+    ]
+    return {"runs": [run_body(run) for run in report.runs], "hosts": hosts}
+
+
+def run_body(run: Run) -> Document:
+    """One row of `runs`."""
+    return {
+        "id": run.id,
+        "job": run.job,
+        "host": run.host,
+        "run": run.run,
+        "step": run.step,
+        "state": run.state,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "reason": run.reason or None,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+    }
+
+
+def cancel_body(done: Cancelled) -> Document:
+    """What became of a run that was to be cancelled."""
+    return {"run": run_body(done.run), "before": done.before, "left": list(done.left)}
 
 
 def sync_body(report: SyncReport) -> Document:

@@ -95,6 +95,7 @@ class Live:
             self._bar(phase, done, total, bytes_bar=False)
         elif self._due():
             where = f"{phase} {done}/{total}" if done is not None and total is not None else self._line
+            where = shown(look["reason"]) if look["state"] == "queued" and look.get("reason") else where
             lasted = duration(time.monotonic() - self._began)
             self._say(f"{shown(look['state'])}, followed for {lasted}{': ' if where else ''}{where}")
 

@@ -180,6 +180,28 @@ RECEIPT: Schema = {
     "ended_at": maybe(TIME),
     "file": TEXT,
 }
+RUN = record(
+    id=TEXT,
+    job=TEXT,
+    host=TEXT,
+    run=maybe(TEXT),
+    step=COUNT,
+    state=one_of(*RUN_STATES),
+    exit_code=maybe(INTEGER),
+    signal=maybe(INTEGER),
+    reason=maybe(TEXT),
+    started_at=maybe(TIME),
+    ended_at=maybe(TIME),
+)
+EVALUATED: tuple[Schema, Schema] = (
+    {"plan": maybe(PLAN)},
+    {
+        "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
+        "result": maybe(MEASURED),
+        "digests": maybe(DIGESTS),
+        "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
+    },
+)
 
 DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
@@ -220,15 +242,12 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         },
         {},
     ),
-    "eval-latest": (
-        {"plan": maybe(PLAN)},
-        {
-            "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
-            "result": maybe(MEASURED),
-            "digests": maybe(DIGESTS),
-            "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
-        },
-    ),
+    "eval-latest": EVALUATED,
+    "runs": ({"runs": many(RUN), "hosts": many(record(name=TEXT, ok=FLAG, error=maybe(TEXT)))}, {}),
+    "cancel": ({"run": RUN, "before": one_of(*RUN_STATES), "left": many(INTEGER)}, {}),
+    "attach": EVALUATED,
+    "rerun": EVALUATED,
+    "logs": ({"run": RUN, "offset": COUNT}, {}),
     "receipt": (RECEIPT, {}),
     "guard": (RECEIPT, {}),
     "results": ({"results": many(RESULT)}, {}),

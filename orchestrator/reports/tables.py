@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.model import Drift, Entry, Estimate, Plan, Result, Scan, Staged
+from orchestrator.model import Drift, Entry, Estimate, Plan, Result, Run, Scan, Staged
 from orchestrator.records import entry_of
 from orchestrator.reports.text import ago, duration, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
@@ -17,7 +17,10 @@ from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
     from orchestrator.actions.harness_diff import FileDiff
     from orchestrator.workflows.preflight import PreflightReport
+    from orchestrator.workflows.runs import RunsReport
 
+NEWEST = 20
+"""runs of a host that are shown unless all are wanted"""
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {
     "in_sync": "in_sync with the local one",
@@ -166,6 +169,27 @@ def staged_table(rows: Sequence[Staged], *, cleaned: bool = False) -> Renderable
         step = "" if row.step is None else str(row.step)
         table.add_row(row.host, step, size(row.bytes), shown(came), shown(row.source), last)
     return table
+
+
+def runs_table(report: RunsReport, *, everything: bool = False) -> RenderableType:
+    """Runs host by host, the newest last; a host that did not answer is a row."""
+    table = _table("run", "host", "step", "job", "state", "started", "ended", "reason")
+    for outcome in report.hosts:
+        rows = outcome.value or ()
+        for run in rows if everything else rows[-NEWEST:]:
+            state = Text(run.state, style=STYLES.get(run.state, "" if run.state == "queued" else "red"))
+            times = (run.started_at or "", run.ended_at or "")
+            table.add_row(shown(run.id), run.host, str(run.step), shown(run.job), state, *map(shown, times), _why(run))
+        if outcome.error is not None:
+            table.add_row(
+                "", outcome.host.name, "", "", Text("no answer", style="red"), "", "", shown(outcome.error.message)
+            )
+    return table
+
+
+def _why(run: Run) -> str:
+    code = f"exit {run.exit_code}" if run.exit_code else f"signal {run.signal}" if run.signal else ""
+    return shown(run.reason or code)
 
 
 def diff_lines(diffs: Sequence[FileDiff], drift: Drift, limit: int | None = None) -> RenderableType:

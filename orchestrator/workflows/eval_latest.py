@@ -12,30 +12,21 @@ from typing import Any, Protocol
 
 from orchestrator import config, receipts, taken
 from orchestrator import plan as planning
-from orchestrator.actions import harness, receipt_files, runs, staging, torn, training
+from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn, training
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
-from orchestrator.errors import (
-    AuthenticationFailed,
-    ConnectionLost,
-    EvaluationFailed,
-    HostUnreachable,
-    OrchError,
-    Refused,
-    TornCheckpoint,
-    TrainingDisturbed,
-)
+from orchestrator.errors import EvaluationFailed, OrchError, Refused, TornCheckpoint, TrainingDisturbed
 from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows import witnessing
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
+from orchestrator.workflows.following import follow
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
 from orchestrator.workflows.sync_harness import Consent, differences
 
-RECONNECTS = 30
-"""how often in a row a lost connection is taken up again while following, with growing pauses (a quarter of an hour)"""
 MARGIN = 5.0
 """seconds before the end of the aftermath at which training is looked at"""
 __all__ = ["EvalReport", "Listener", "Options", "eval_latest", "failure"]
@@ -85,7 +76,7 @@ def _evaluate(
     for warning in scene.warnings:
         listener.warned(warning)
     if (begun := _begun(scene)) is not None:
-        return _go_on(scene, begun, connections, listener)
+        return go_on(scene, begun, connections, listener)
     checkpoint = wanted_checkpoint(scene)
     plan, diffs = _plan(scene, checkpoint, consent, connections)
     listener.planned(plan, scene.drift, diffs, scene.scan)
@@ -109,7 +100,7 @@ def _evaluate(
     run = _launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
-        return EvalReport(plan=plan, run=run)
+        return EvalReport(plan=plan, run=_outlives(scene, run, connections))
     return _finish(scene, plan, run, connections, listener, [])
 
 
@@ -129,18 +120,22 @@ def _begun(scene: Scene) -> Run | None:
     latest = scene.scan.latest.identity if scene.scan and scene.scan.latest else None
     if latest is None and scene.options.step is None:
         return None
-    return next((run for run in mine if run.state == "succeeded" and latest in (None, run.checkpoint)), None)
+    done = (run for run in mine if run.state == "succeeded" and latest in (None, run.checkpoint))
+    return None if scene.options.again else next(done, None)
 
 
-def _go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) -> EvalReport:
+def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) -> EvalReport:
+    """Follow a run that is there already and bring it home, or answer with what it measured."""
     found = scene.scan.latest if scene.scan else None
     same = found if found is not None and found.identity == run.checkpoint else None
-    if run.state == "succeeded":
-        action = Action(do="nothing", why=f"already evaluated: run {run.id} of step {run.step}")
+    if run.state not in ("queued", "running"):
+        why = f"already evaluated: run {run.id} of step {run.step}"
+        action = Action(do="nothing", why=why if run.state == "succeeded" else f"run {run.id} has {run.state}")
     else:
         newer = "" if same or found is None else f"; step {found.step} is newer, and next"
         action = Action(do="join", why=f"run {run.id} of step {run.step} is {run.state}{newer}")
     plan = Plan(checkpoint=same, actions=(action,), refused=())
+    launched.remember(state_folder(), run)
     listener.planned(plan, scene.drift, (), scene.scan)
     listener.started(run, scene.job, _again(scene, run))
     if scene.options.dry_run or (scene.options.detach and action.do == "join"):
@@ -152,7 +147,9 @@ def _go_on(scene: Scene, run: Run, connections: Connections, listener: Listener)
 
 
 def _again(scene: Scene, run: Run) -> str:
-    """What to type to come back to this very run."""
+    """What to type to come back to this very run. eval-latest means another one once harness, job or data differ."""
+    if run.digests != scene.digests(run.checkpoint):
+        return f"orch attach {run.id}"
     words = ["orch", "eval-latest", scene.run.name, "--step", str(run.step)]
     words += ["--job", scene.options.job] if scene.options.job else []
     words += ["--host", scene.options.host] if scene.options.host else []
@@ -272,8 +269,8 @@ def _launch(
     secrets: Mapping[str, str],
     connections: Connections,
 ) -> Run:
-    digests = scene.digests(checkpoint.identity)
-    return runs.launch(
+    digests, state = scene.digests(checkpoint.identity), state_folder()
+    run = runs.launch(
         connections.to(scene.evaluate),
         scene.evaluate,
         scene.job,
@@ -289,17 +286,28 @@ def _launch(
         origin=scene.origin,
         source=scene.training.source,
         timeouts=scene.inventory.timeouts,
+        again=scene.options.again,
+        taken=launched.ids(state, scene.evaluate.name),
     )
+    launched.remember(state, run)
+    return run
+
+
+def _outlives(scene: Scene, run: Run, connections: Connections) -> Run:
+    """The run as another connection finds it: what a logout kills is noticed before anybody relies on it."""
+    connections.forget(scene.evaluate)
+    there = runs.list_runs(connections.to(scene.evaluate), scene.evaluate, scene.inventory.timeouts)
+    return next((row for row in there if row.id == run.id), launched.gone(run))
 
 
 def _finish(
     scene: Scene, plan: Plan, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]
 ) -> EvalReport:
     """Follow a run to its end and bring it home; `looks` are this command's windows so far."""
-    if run.state != "succeeded":
+    if run.state in ("queued", "running"):
         run = _follow(scene, run, connections, listener, looks)
-    result = collect(scene, run, connections, looks)
-    if result is None:  # it failed, which is what the command ends with; what training did is said all the same
+    result = collect(scene, run, connections, looks) if run.folder else None
+    if result is None and run.folder:  # it failed, which the command ends with; what training did is said all the same
         kept = receipt_files.find(state_folder(), f"{run.host}/{run.id}")
         if kept["verdict"] == "changed":
             listener.warned("; ".join(kept["reasons"]))
@@ -312,31 +320,22 @@ def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener
 
     Once on the way, when the aftermath of shipping ends, training is looked at: what dies later died by itself.
     """
-    offset = attempt = 0
     seen, aftermath = len(looks), time.monotonic() + training.AFTERMATH - MARGIN
 
     def looked(look: Json) -> None:
-        nonlocal offset, attempt
-        offset, attempt = look["offset"], 0
         listener.looked(look)
         if len(looks) == seen and time.monotonic() > aftermath:
             looks.append(look_again(scene, connections, "observe"))
 
-    while attempt < RECONNECTS:
-        try:
-            connection = connections.to(scene.evaluate)
-            return runs.follow(connection, scene.evaluate, run.id, offset, scene.inventory.timeouts, looked)
-        except AuthenticationFailed:
-            raise  # trying again would lock the user out
-        except HostUnreachable as error:
-            listener.warned(f"{error.message}; run {run.id} goes on, connecting again")
-            connections.forget(scene.evaluate)
-            time.sleep(min(2.0**attempt, 30.0) * min(1.0, scene.inventory.timeouts.dead / 15))
-            attempt += 1
-    raise ConnectionLost(
-        f"{scene.evaluate.name}: lost contact; run {run.id} may still go on there",
-        hint=_again(scene, run),
-        host=scene.evaluate.name,
+    return follow(
+        run,
+        scene.evaluate,
+        connections,
+        scene.inventory.timeouts,
+        Reading(),
+        on_look=looked,
+        warned=listener.warned,
+        again=_again(scene, run),
     )
 
 
@@ -345,7 +344,8 @@ def failure(report: EvalReport) -> OrchError | None:
     run = report.run
     if run is not None and run.state in ("failed", "lost", "cancelled", "refused"):
         ended = run.reason or (f"exit {run.exit_code}" if run.exit_code is not None else f"signal {run.signal}")
-        hint = f"its log is in {run.folder} on {run.host}"
+        log = f"orch logs {run.id} shows its log; " if run.folder else ""
+        hint = f"{log}orch rerun {run.id} tries again"
         return EvaluationFailed(f"run {run.id} {run.state}: {ended}", hint=hint, host=run.host)
     if report.result is not None and report.result.receipt.verdict == "changed":
         return TrainingDisturbed("; ".join(report.result.receipt.reasons), hint="orch status shows how training stands")

@@ -45,6 +45,10 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     allow_on_training_host: bool = False
+    again: bool = False
+    """a new run although one has succeeded"""
+    checkpoint: str = ""
+    """identity of the very checkpoint that is meant; also one that only the evaluation host still has"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +171,22 @@ def _beside(seen_there: Mapping[str, RunFacts], there: tuple[TrainingRun, ...]) 
 
 
 def wanted_checkpoint(scene: Scene) -> Checkpoint:
-    """The one that the scan found. Raises NothingToEvaluate with a line for every candidate."""
+    """The one that the scan found, or the one that is named and staged.
+
+    Raises NothingToEvaluate with a line for every candidate.
+    """
     scan, step = scene.scan, scene.options.step
+    staged = scene.facts.staged.get(scene.options.checkpoint)
+    if staged is not None and staged["step"] is not None:
+        return Checkpoint(
+            host=scene.train.name,
+            root=scene.run.checkpoints,
+            path=(staged["source"] or staged["path"]).removeprefix(f"{scene.train.name}:{scene.run.checkpoints}/"),
+            step=staged["step"],
+            bytes=staged["bytes"],
+            ship_bytes=staged["bytes"],
+            identity=scene.options.checkpoint,
+        )
     if scan is None:
         raise NothingToEvaluate(f"{scene.train.name}: {scene.run.checkpoints} was {NO_SCAN}", host=scene.train.name)
     if scan.latest is not None:

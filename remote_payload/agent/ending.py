@@ -1,10 +1,14 @@
-"""How an evaluation ended, from its wait status, its log and what it left."""
+"""How an evaluation ended, from its wait status, its log and what it left; and the file that says so for a supervisor
+that no longer can."""
 
 import json
 import os
 import signal
 import stat
+import time
 from typing import Optional, Tuple
+
+from remote_payload.agent import scratch
 
 RESULT_LIMIT = 32 << 20
 """bytes of a result; it is brought to the laptop with the other small files of its run (runs.COLLECT_LIMIT)"""
@@ -20,6 +24,18 @@ def of(folder: str, result: str, status: Optional[int], memory_gone: bool) -> Tu
         why = last_line(os.path.join(folder, "log")) or "its log is empty"
         return "failed", "exit code %s: %s%s" % (code, why, "" if _has_room(folder) else "; the disk is full")
     return judge_result(folder, result)
+
+
+def write_off(folder: str, state: str, reason: str) -> None:
+    """Say how a run ended whose supervisor is gone, or never was, unless exit.json is there. A full disk: nothing."""
+    final = os.path.join(folder, "exit.json")
+    began = (scratch.read_json(os.path.join(folder, "started.json")) or {}).get("started_at")
+    value = {"schema": 1, "state": state, "exit_code": None, "signal": None, "reason": reason[:1000]}
+    value.update(started_at=began, ended_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), rung="")
+    try:
+        scratch.write_new(final, value)
+    except OSError:
+        pass
 
 
 def decode(status: Optional[int]) -> Tuple[Optional[int], Optional[int]]:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, Dict
 
-from remote_payload.agent import datadigest, harness, hostinfo, runfolder, runs, scratch, staging
+from remote_payload.agent import datadigest, harness, hostinfo, launcher, runfolder, runs, scratch, staging
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.remotefolder import remote_folder
 
@@ -23,7 +23,7 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     {"harness": harness.facts, "staged": [...], "arriving": [...], "runs": [...], "remote_folder": [...], "data": {name:
     {"path", "exists", "digest", "files", "bytes", "error"}}, "server": {"url", "ok", "detail", "addresses",
     "here"} or None, "python": {"path", "ok", "version", "detail"}, "disk": {"path", "total", "free", "inodes_free"},
-    "memory": {"total", "available"}, "cores"}.
+    "memory": {"total", "available"}, "cores", "warning": what may end a run here although nobody asked for it, or ""}.
     """
     workdir, remote = args["workdir"], args.get("remote")
     answer: Dict[str, Any] = {
@@ -34,6 +34,7 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         "disk": hostinfo.disk(workdir),
         "memory": hostinfo.memory(),
         "cores": hostinfo.cpus(),
+        "warning": launcher.warning(),
         "python": python(args.get("python") or "", bool(args.get("check_python")), talk),
         "server": dict(server(args["server"]), **place_of(args["server"])) if args.get("server") else None,
         "harness": None,

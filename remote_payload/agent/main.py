@@ -31,7 +31,9 @@ QUESTIONS = {
     "reach": ("reach", "reach_answer", False),
     "hold": ("reach", "hold_answer", False),
     "launch": ("runs", "launch_answer", True),
+    "runs": ("runs", "runs_answer", False),
     "follow": ("runs", "follow_answer", False),
+    "cancel": ("cancelling", "cancel_answer", True),
     "collect": ("runs", "collect_answer", False),
 }
 

@@ -13,8 +13,11 @@ from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder, steps
 from remote_payload.agent.inflow import unwritable, write_all
 
-SPEC, STARTED, EXIT = "spec.json", "started.json", "exit.json"
-OWN_FILES = (SPEC, STARTED, EXIT, "harness", "harness.json", "log", "heartbeat", "progress.jsonl", launcher.SUPERVISOR)
+SPEC, STARTED, EXIT = "spec.json", launcher.STARTED, launcher.EXIT
+OWN_FILES = (
+    *(SPEC, STARTED, EXIT, launcher.CANCEL, launcher.LOG, launcher.HEARTBEAT, launcher.SUPERVISOR),
+    *("harness", "harness.json", "progress.jsonl"),
+)
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{(python|checkpoint|result|data\.[^{}]+)\}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 

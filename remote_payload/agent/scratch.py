@@ -1,6 +1,7 @@
 """Work folders that count only once renamed, and small files that are whole or absent. Their writer is recorded, so
 that what a dead writer left is recognised and removed."""
 
+import errno
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ SCHEMA = 1
 WRITER = "writer.json"
 UNCLAIMED = 60.0
 """seconds after which a folder without a writer's record is nobody's"""
+_NO_LINKS_HERE = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 FOREIGN = 86400.0
 """seconds after which the work of another machine on a shared disk is given up"""
 
@@ -83,6 +85,33 @@ def write_json(path: str, value: Dict[str, Any]) -> None:
     except OSError:
         _unlink(temporary)
         raise
+
+
+def write_new(path: str, value: Dict[str, Any]) -> bool:
+    """As `write_json`, but never over a file that is there: then False. Raises OSError."""
+    draft = os.path.join(os.path.dirname(path), ".%s.%d" % (os.path.basename(path), os.getpid()))
+    write_json(draft, value)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS_HERE:
+            raise
+        return _write_into_new(path, value)
+    finally:
+        _unlink(draft)
+    return True
+
+
+def _write_into_new(path: str, value: Dict[str, Any]) -> bool:
+    """On a disk without hard links a reader may see the file empty for a moment."""
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            json.dump(value, file)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The supervisor of one run: starts the evaluation within its limits, watches it, and writes how it ended.
 
 It runs from its run folder alone, detached, and knows nothing of any controller. All that it says is in files: the log,
-started.json, a heartbeat (the file's time), and at the very end exit.json.
+started.json, a heartbeat (the file's time), and at the very end exit.json. Where another evaluation is at work on the
+host, it waits for its turn first.
 """
 
 import json
@@ -12,15 +13,31 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
-from remote_payload.agent import beside, descendants, ending, guards, hostinfo, incarnation, limits, quiet, scratch
+from remote_payload.agent import (
+    belongings,
+    beside,
+    descendants,
+    ending,
+    guards,
+    hostinfo,
+    incarnation,
+    limits,
+    quiet,
+    scratch,
+)
 from remote_payload.agent.errors import AgentError
+from remote_payload.agent.turn import AT_ONCE, Turn
 
 BEAT = 5.0
 """seconds between two heartbeats"""
 GRACE = 10.0
 """seconds between TERM and KILL"""
+QUEUE_LOOK = 1.0
+"""seconds between two looks at the queue"""
+CANCEL = signal.SIGUSR1
+"""asks a supervisor to end its run as cancelled; cancel.json may hold the grace"""
 _RESERVED = 8192
-_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, CANCEL)
 
 
 def main(folder: str) -> None:
@@ -54,9 +71,13 @@ class Supervisor:
         self.beside: Optional[beside.Beside] = None
         """the trainings of this host, where it has some"""
         self.cage = limits.Cage(str(self.spec.get("id")), self.memory, self.threads)
+        workdir = os.path.dirname(os.path.dirname(folder))
+        self.turn = Turn(workdir, str(self.spec.get("id")), limit.get("evaluations") or AT_ONCE)
+        self.waiting = False
         self.status: Optional[int] = None
         """wait status of the evaluation once it has ended"""
         self.child = 0
+        self.queued_at = _now()
         self.started_at = ""
         self.rung = ""
         self.kills_before = 0
@@ -71,7 +92,7 @@ class Supervisor:
             return  # it took so long to get here that the run was given up
         secrets = _read_secrets()
         if secrets is None:
-            self._finish("failed", "the launch was cut off before it was complete; nothing was started")
+            self._finish("lost", "the launch was cut off before it was complete; nothing was started")
             return
         limits.adopt_orphans()
         try:
@@ -82,8 +103,14 @@ class Supervisor:
             return
         self.cage.build()
         self._reserve_room()
+        self.turn.take()
+        self.waiting = not self.turn.come()
         self._write_started()
         self._let_go()
+        unbegun = self._wait_for_turn()
+        if unbegun:
+            self._finish(*unbegun)
+            return
         self.kills_before = limits.oom_kills(self.cage.memory_group)
         began = time.monotonic()
         try:
@@ -93,9 +120,10 @@ class Supervisor:
             return
         del secrets
         stopped = self._watch(began)
-        self._end_all()
+        left = self._end_all()
         memory_gone = limits.oom_kills(self.cage.memory_group) > self.kills_before
-        self._finish(*(stopped or ending.of(self.folder, self.spec["result"], self.status, memory_gone)))
+        state, reason = stopped or ending.of(self.folder, self.spec["result"], self.status, memory_gone)
+        self._finish(state, reason + ("; not to be killed: processes %s" % left if left else ""))
 
     def give_up(self, trace: str) -> None:
         """The supervisor itself can't go on (its folder was removed, or a bug): end everything and say so."""
@@ -106,6 +134,7 @@ class Supervisor:
             with open(self._path("log"), "a") as log:
                 log.write(trace)
         except OSError:
+            self.turn.leave()
             self.cage.close()
 
     # -- start --------------------------------------------------------------------------------------------------
@@ -128,7 +157,8 @@ class Supervisor:
             os.fsync(file.fileno())
 
     def _write_started(self) -> None:
-        value = dict(incarnation.record(os.getpid()), schema=1, started_at=self.started_at or _now())
+        value = dict(incarnation.record(os.getpid()), schema=1, queued_at=self.queued_at, waiting=self.waiting)
+        value["started_at"] = self.started_at or (None if self.waiting else _now())
         value.update(rung=self.rung, child=incarnation.record(self.child) if self.child else None)
         value["oom_kills"] = limits.oom_kills()
         scratch.write_json(self._path("started.json"), value)
@@ -141,6 +171,16 @@ class Supervisor:
         for descriptor in (0, 1, 2):
             os.dup2(away, descriptor)
         os.close(away)
+
+    def _wait_for_turn(self) -> Optional[Tuple[str, str]]:
+        """Until fewer evaluations than allowed are ahead, or (state, reason) where it was asked to end meanwhile."""
+        while self.waiting:
+            asked = self._wait(QUEUE_LOOK)
+            if asked:
+                return asked
+            self._beat()
+            self.waiting = not self.turn.come()
+        return None
 
     def _start(self, secrets: Dict[str, str]) -> None:
         log = os.open(self._path("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -179,7 +219,7 @@ class Supervisor:
         environment.update({name: value for name, value in self.spec["env"].items() if isinstance(value, str)})
         environment.update(secrets)
         environment.update(limits.HIDDEN_GPUS)
-        environment[incarnation.RUN_ID] = self.spec["id"]
+        environment.update(belongings.mark(self.spec["id"], self.folder))
         return environment
 
     # -- watch --------------------------------------------------------------------------------------------------
@@ -207,20 +247,27 @@ class Supervisor:
             if self.wall and now >= began + self.wall:
                 return "failed", "time limit: %g s have passed" % self.wall
             due = min([beat, *(guard.due for guard in watching)] + ([began + self.wall] if self.wall else []))
-            if self._wait(min(1.0, max(0.01, due - time.monotonic()))):
-                return "lost", "the host asked its processes to end (SIGTERM): a shutdown, or a logout that kills"
+            asked = self._wait(min(1.0, max(0.01, due - time.monotonic())))
             if self.status is not None:
                 return None
+            if asked:
+                return asked
 
     def _beat(self) -> None:
         with open(self._path("heartbeat"), "a"):
             os.utime(self._path("heartbeat"))
 
-    def _wait(self, seconds: float) -> bool:
-        """Sleep until a child ends or `seconds` have passed; whether this supervisor was asked to end."""
+    def _wait(self, seconds: float) -> Optional[Tuple[str, str]]:
+        """Sleep until a child ends or `seconds` have passed; (state, reason) where this supervisor was asked to end."""
         info = signal.sigtimedwait(_SIGNALS, seconds)
         self._reap()
-        return info is not None and info.si_signo == signal.SIGTERM
+        if info is not None and info.si_signo == CANCEL:
+            wish = scratch.read_json(self._path("cancel.json")) or {}
+            self.grace = float(wish.get("grace", self.grace))
+            return "cancelled", "cancelled by orch cancel"
+        if info is not None and info.si_signo == signal.SIGTERM:
+            return "lost", "the host asked its processes to end (SIGTERM): a shutdown, or a logout that kills"
+        return None
 
     def _reap(self) -> None:
         while True:
@@ -235,20 +282,21 @@ class Supervisor:
 
     # -- end ----------------------------------------------------------------------------------------------------
 
-    def _end_all(self) -> None:
-        """TERM to all that the evaluation started, KILL after the grace, until nothing is left."""
+    def _end_all(self) -> List[int]:
+        """TERM to all that the evaluation started, KILL after the grace, until nothing is left; who is left after all.
+
+        Those are in the kernel's hands.
+        """
         deadline = time.monotonic() + self.grace
         number = signal.SIGTERM
         told: Dict[int, int] = {}
         while True:
             self._reap()
             living = descendants.descendants(os.getpid())
-            if not living:
-                return
+            if not living or time.monotonic() >= deadline + GRACE:
+                return living
             if time.monotonic() >= deadline:
                 number = signal.SIGKILL
-            if time.monotonic() >= deadline + GRACE:
-                return  # unkillable: in the kernel's hands
             for pid in living:
                 if told.get(pid) != number:
                     told[pid] = number
@@ -269,6 +317,7 @@ class Supervisor:
         finally:
             os.close(descriptor)
         os.replace(self._path(".exit.json"), self._path("exit.json"))
+        self.turn.leave()
         self.cage.close()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small import Small, local
 from world import Stage, World, end, local_stage
 
 
@@ -14,3 +15,11 @@ def stage(world: World, tmp_path: Path) -> Iterator[Stage]:
     started: list[subprocess.Popen[bytes]] = []
     yield local_stage(world, tmp_path, started)
     end(started)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Small]:
+    """A project whose evaluation is a few lines, with two local boxes; not furnished yet."""
+    made = local(tmp_path)
+    yield made
+    made.close()

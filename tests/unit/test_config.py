@@ -47,6 +47,12 @@ def test_the_example_describes_the_real_case():
     assert run.gpus == {"target": (0, 1, 2, 3, 4), "drafter": (5, 6, 7)}
 
 
+def test_a_host_may_allow_more_than_one_evaluation_at_once(tmp_path):
+    text = "hosts: {a: {roles: eval, limits: {evaluations: 2}}, b: {roles: eval}}\n"
+    loaded = inventory(tmp_path, text)
+    assert (loaded.hosts["a"].limits.evaluations, loaded.hosts["b"].limits.evaluations) == (2, None)
+
+
 def test_a_run_needs_only_host_and_checkpoints(tmp_path):
     run = inventory(tmp_path, GOOD).runs["dflash"]
     assert (run.process, run.log, run.job, run.eval_host, dict(run.gpus)) == (None, None, None, None, {})

@@ -128,6 +128,19 @@ SIDE = {
     "headline": {"value": 3.2, "low": None, "high": None},
     "digests": {"checkpoint": "a", "harness": "b", "job": "c", "data": "d"},
 }
+RUN = {
+    "id": "4000-ab12cd34",
+    "job": "eval-dflash",
+    "host": "ct129",
+    "run": "dflash",
+    "step": 4000,
+    "state": "lost",
+    "exit_code": None,
+    "signal": None,
+    "reason": "the host was restarted",
+    "started_at": "2026-11-30T12:00:00Z",
+    "ended_at": None,
+}
 DOCUMENT = {
     "status": {
         "hosts": [
@@ -245,6 +258,11 @@ DOCUMENT = {
             "refused": [{"reason": "full", "hint": ""}],
         }
     },
+    "attach": {"plan": {"checkpoint": None, "actions": [], "refused": []}},
+    "rerun": {"plan": None},
+    "runs": {"runs": [RUN], "hosts": [{"name": "ct200", "ok": False, "error": "no answer"}]},
+    "cancel": {"run": RUN, "before": "running", "left": []},
+    "logs": {"run": RUN, "offset": 10},
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from evalhost import HARNESS, EvalHost, processes_of, stage, write_files
 
-from remote_payload.agent import incarnation, runs
+from remote_payload.agent import incarnation, runs, scratch
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def eval_host(tmp_path: Path) -> Iterator[EvalHost]:
     stage(host.workdir)
     yield host
     for row in runs.list_runs(str(host.workdir)):
-        started = json.loads((host.folder(row["id"]) / "started.json").read_text() if row["started_at"] else "{}")
+        started = scratch.read_json(str(host.folder(row["id"]) / "started.json"))
         if started and incarnation.look(started, row["id"]) == "alive":
             os.kill(started["pid"], signal.SIGTERM)
             host.end(row["id"])
