@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.commands.call import Consent, calling, common, console
+from orchestrator.commands.passing_on import pass_on
 from orchestrator.errors import Refused
 
 
@@ -34,7 +35,8 @@ def eval_latest(as_json: bool, verbose: int, inventory: Path | None, **flags: An
 
         found = call.inventory()
         options = story.Options(**flags)
-        live = Live(console(stderr=not options.dry_run), quiet=as_json)  # of a dry run, the plan is the data
+        # of a dry run, the plan is the data
+        live = Live(console(stderr=not options.dry_run), quiet=as_json, on_result=pass_on)
         report = None
         try:
             with call.connections(found) as connections:

@@ -166,6 +166,18 @@ RECEIPT: Schema = {
     "file": TEXT,
 }
 
+WITH_RESULT = {
+    "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
+    "result": maybe(MEASURED),
+    "digests": maybe(DIGESTS),
+    "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
+}
+EVENTS = (
+    *("watching", "training", "found", "already", "gone", "torn", "staged", "launched", "result", "retry", "failed"),
+    *("refused", "lost", "back", "warning", "ended"),
+)
+"""what `watch` tells, an object a line"""
+
 DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
     "checkpoints": (
@@ -205,19 +217,17 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         },
         {},
     ),
-    "eval-latest": (
-        {"plan": maybe(PLAN)},
-        {
-            "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
-            "result": maybe(MEASURED),
-            "digests": maybe(DIGESTS),
-            "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
-        },
+    "eval-latest": ({"plan": maybe(PLAN)}, WITH_RESULT),
+    "watch": (
+        {"event": one_of(*EVENTS), "at": TIME, "step": maybe(COUNT), "text": TEXT},
+        {"host": maybe(TEXT), "checkpoint": FOUND, "counts": maybe({"type": "object"}), **WITH_RESULT},
     ),
+    "result": ({"training_run": TEXT, "job": TEXT, "step": COUNT, "ended_at": TIME}, WITH_RESULT),
     "receipt": (RECEIPT, {}),
     "guard": (RECEIPT, {}),
 }
-"""command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
+"""command -> (keys that are always there unless it failed, keys that are there once it got that far); `result` is what
+hooks are told"""
 NAMES = tuple(DOCUMENTS)
 
 

@@ -205,6 +205,14 @@ DOCUMENT = {
             "refused": [{"reason": "full", "hint": ""}],
         }
     },
+    "watch": {
+        "event": "found",
+        "at": "2026-11-30T12:00:00Z",
+        "step": 4000,
+        "text": "step 4000 is complete",
+        "checkpoint": {"path": "step_4000/checkpoint.pt", "step": 4000, "bytes": 3, "ship_bytes": 1, "identity": "x"},
+    },
+    "result": {"training_run": "dflash", "job": "eval-dflash", "step": 4000, "ended_at": "2026-11-30T12:00:00Z"},
 }
 
 
