@@ -20,6 +20,7 @@ from orchestrator.commands.receipt import receipt
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
+from orchestrator.commands.watch import watch
 from orchestrator.errors import ConfigError, Interrupted
 
 
@@ -36,7 +37,7 @@ def commands() -> None:
     atexit.register(gc.freeze)
 
 
-for command in (status, preflight, eval_latest, sync_harness, checkpoints, clean, receipt, guard, schema):
+for command in (status, preflight, eval_latest, watch, sync_harness, checkpoints, clean, receipt, guard, schema):
     commands.add_command(command)
 
 

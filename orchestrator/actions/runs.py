@@ -71,10 +71,20 @@ def _least(*limits: float | None) -> float | None:
 
 
 def follow(
-    connection: Connection, host: Host, run_id: str, offset: int, timeouts: Timeouts, on_look: Callable[[Json], None]
+    connection: Connection,
+    host: Host,
+    run_id: str,
+    offset: int,
+    timeouts: Timeouts,
+    on_look: Callable[[Json], None],
+    *,
+    within: float | None = None,
 ) -> Run:
-    """Follow a run to its end; each look is {state, log, offset, progress}. Raises ConnectionLost: then ask again."""
-    args = {"workdir": host.workdir, "id": run_id, "offset": offset, "poll": timeouts.poll}
+    """Follow a run to its end, or for `within` seconds; each look is {state, log, offset, progress}.
+
+    Raises ConnectionLost: then ask again.
+    """
+    args = {"workdir": host.workdir, "id": run_id, "offset": offset, "poll": timeouts.poll, "for": within}
     with Conversation(connection, host, "follow", args, role="eval", timeouts=timeouts) as conversation:
         return read_run(host.name, conversation.result(on_look)["run"])
 

@@ -191,12 +191,14 @@ def _write_off(folder: str, state: str, reason: str) -> None:
 def follow_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     """Watch a run until it has ended.
 
-    args {"workdir", "id", "offset"?: bytes of log already seen (absent: the last 64 KiB), "poll"?: seconds}.
+    args {"workdir", "id", "offset"?: bytes of log already seen (absent: the last 64 KiB), "poll"?: seconds, "for"?:
+    seconds after which it is answered though the run goes on}.
     Says progress {"state", "log": text, "offset", "skipped": bytes, "progress": object or None} every poll, with at
     most 64 KiB of log in each; answers {"run": row, "offset"}. A character cut by the log's end waits for its rest.
     """
     folder = runfolder.folder_of(args["workdir"], args["id"])
     offset = args.get("offset")
+    until = None if args.get("for") is None else time.monotonic() + args["for"]
     while True:
         row = row_of(folder)
         if row is None:
@@ -206,10 +208,12 @@ def follow_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         talk.progress(
             {"state": row["state"], "log": text, "offset": offset, "skipped": skipped, "progress": progress_of(folder)}
         )
-        if ended and not more:
+        left = None if until is None else until - time.monotonic()
+        if (ended and not more) or (left is not None and left <= 0):
             return {"run": row, "offset": offset}
         if not more:
-            time.sleep(args.get("poll", 1.0))
+            poll = args.get("poll", 1.0)
+            time.sleep(poll if left is None else min(poll, left))
 
 
 def read_log(path: str, offset: Optional[int], ended: bool) -> Tuple[str, int, int, bool]:
