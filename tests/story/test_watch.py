@@ -191,6 +191,7 @@ def patiently(happened: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.timeout(400)  # a busy machine gives what runs on a training box its turn last
 def test_nothing_is_evaluated_twice_or_skipped_through_rotation_damage_and_kills(make: Make) -> None:
     """Sixteen checkpoints, rotation of three: two torn, one rewritten, one that fails, two kills, one cut."""
     world = make(seconds=0.2)
@@ -211,6 +212,10 @@ def test_nothing_is_evaluated_twice_or_skipped_through_rotation_damage_and_kills
         else:
             complete.add(step)
         patiently(lambda step=step, now=watching: any(event["step"] == step for event in now.of("staged", "gone")), 2.0)
+        if step == 40:
+            wait_until(lambda now=watching: any("step_30" in event["text"] for event in now.of("torn")), 60)
+        if step == 60:
+            watching.wait_for("torn", 60)
         if step == 90:  # the same step, other weights
             world.save(90, value=9090)
             complete.add(9090)
@@ -231,6 +236,6 @@ def test_nothing_is_evaluated_twice_or_skipped_through_rotation_damage_and_kills
     assert all(count == 1 for count in counts.values()), counts
     assert counts.keys() <= complete
     assert complete - counts.keys() - {150} <= gone | {9090 if 90 in gone else 0}, (complete, counts, gone)
-    assert "step_30" in torn and ("step 60" in torn or 60 in gone)
+    assert "step_30" in torn and "step 60" in torn
     results = [event["result"]["headline"]["value"] for event in seen if event["event"] == "result"]
     assert set(results) == set(counts), "every evaluation's result came home"
