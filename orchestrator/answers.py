@@ -27,7 +27,14 @@ def read_scan(host: str, answer: Json) -> Scan:
         latest=_checkpoint(host, answer["root"], found) if found else None,
         latest_age=found.get("age_s") if found else None,
         candidates=tuple(
-            Candidate(path=row["path"], step=row["step"], state=row["state"], reason=row["reason"] or "")
+            Candidate(
+                path=row["path"],
+                step=row["step"],
+                state=row["state"],
+                reason=row["reason"] or "",
+                stamp=row.get("stamp") or "",
+                checkpoint=_checkpoint(host, answer["root"], row["checkpoint"]) if row.get("checkpoint") else None,
+            )
             for row in answer["candidates"]
         ),
         warnings=tuple(answer["warnings"]),

@@ -25,6 +25,7 @@ from orchestrator.commands.runs import cancel, runs
 from orchestrator.commands.schema import schema
 from orchestrator.commands.status import status
 from orchestrator.commands.sync_harness import sync_harness
+from orchestrator.commands.watch import watch
 from orchestrator.errors import ConfigError, Interrupted
 
 
@@ -42,7 +43,7 @@ def commands() -> None:
 
 
 for command in (
-    *(status, preflight, eval_latest, sync_harness, checkpoints, clean),
+    *(status, preflight, eval_latest, watch, sync_harness, checkpoints, clean),
     *(runs, logs, attach, cancel, rerun),
     *(results, compare, report, ledger),
     *(receipt, guard, schema),

@@ -40,6 +40,8 @@ class Timeouts:
     """between two samples of a training that is watched"""
     aftermath: float = 60.0
     """for which `guard` goes on watching after the command"""
+    watch: float = 60.0
+    """between two looks of `orch watch` at the training box"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,8 @@ class Job:
     env: Mapping[str, str | ValueSource] = field(default_factory=lambda: MappingProxyType({}))
     result: ResultRule = ResultRule()
     limits: Limits = Limits()
+    retries: int = 1
+    """how often `orch watch` tries a failed evaluation again"""
     server: str | None = None
     """URL of the reference server that the evaluation needs, checked before the start from the evaluation host"""
 
@@ -348,6 +352,10 @@ class Candidate:
     step: int | None
     state: Literal["complete", "writing", "torn", "ignored"]
     reason: str
+    stamp: str = ""
+    """of a complete one, where every one was asked for: changes when a file of it does"""
+    checkpoint: Checkpoint | None = None
+    """of a complete one that was proven in such a look; not proven again while its stamp stays"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

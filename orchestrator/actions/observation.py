@@ -70,19 +70,28 @@ def run_question(
     job: Job | None = None,
     *,
     tensors: bool = False,
+    known: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
     With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be; with `job`, one
     whose model can't be taken out because orch does not read the file is passed over where the job wants the model.
-    `tensors` also lists what the latest one holds.
+    `tensors` also lists what the latest one holds. With `known` (path -> stamp), every checkpoint but those is looked
+    into.
     """
     rule = run.process
     process = None
     if rule is not None:
         named = {"match": rule.match, "pid": rule.pid, "pidfile": rule.pidfile}
         process = {key: value for key, value in named.items() if value is not None}
-    saved = {"root": run.checkpoints, "layout": run.layout, "step": step, "torn": list(torn), "tensors": tensors}
+    saved: dict[str, Any] = {
+        "root": run.checkpoints,
+        "layout": run.layout,
+        "step": step,
+        "torn": list(torn),
+        "tensors": tensors,
+    }
+    saved["known"] = None if known is None else dict(known)
     if job is not None:
         saved.update(ship=job.ship, model_key=job.model_key)
     return {
@@ -122,13 +131,14 @@ def observe(
     torn: Sequence[str] = (),
     job: Job | None = None,
     tensors: bool = False,
+    known: Mapping[str, str] | None = None,
     sample: bool = False,
     gpus: bool = True,
 ) -> HostFacts:
     """Look at a box: one exec. Raises what reaching it raises; a part that fails is said in its place."""
     args = {
         "disk_path": host.workdir if evaluation else (runs[0].checkpoints if runs else "/"),
-        "runs": [run_question(run, host, step, torn, job, tensors=tensors) for run in runs],
+        "runs": [run_question(run, host, step, torn, job, tensors=tensors, known=known) for run in runs],
         "gpus": gpus,
         "sample": sample,
         "eval": evaluation,
@@ -149,6 +159,12 @@ def read_answer(host: Host, answer: Json, connection: Connection) -> HostFacts:
         runs={name: _run_facts(host, facts) for name, facts in answer["runs"].items()},
         evaluation=_eval_facts(host, evaluation) if evaluation else None,
     )
+
+
+def unseen(run: TrainingRun, error: OrchError) -> HostFacts:
+    """A training box that could not be reached, with its reason in the place of what would be known."""
+    facts = RunFacts(process=None, progress=None, source=None, samples=(), scan=None, errors=(error.message,))
+    return HostFacts(host={}, transport="", why="", runs={run.name: facts}, evaluation=None)
 
 
 def _run_facts(host: Host, facts: Json) -> RunFacts:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.commands.call import Call, Consent, calling, common, console
+from orchestrator.commands.passing_on import pass_on
 from orchestrator.errors import Refused
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def evaluate(call: Call, found: Inventory, tell: Tell, *, yes: bool, dry_run: bo
     from orchestrator.reports.live import Live
     from orchestrator.workflows.eval_latest import failure
 
-    live = Live(console(stderr=not dry_run), quiet=call.as_json)  # of a dry run, the plan is the data
+    # of a dry run, the plan is the data
+    live = Live(console(stderr=not dry_run), quiet=call.as_json, on_result=pass_on)
     report = None
     try:
         with call.connections(found) as connections:

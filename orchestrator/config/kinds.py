@@ -87,6 +87,7 @@ ResultFile = Annotated[str, AfterValidator(words.result_file), _schema("a file n
 Server = Annotated[str, AfterValidator(words.server), _schema("a URL", "^https?://")]
 EnvText = Annotated[str, _schema("a value", "", ["string", "number", "boolean"])]
 Count = Annotated[int, _written(units.whole_number), Field(title="a whole number above zero", ge=1)]
+Number = Annotated[int, _written(units.whole_number), Field(title="a whole number", ge=0)]
 Argv = Annotated[Several[Text], Field(title="a list: program and arguments, such as [pass, show, token]")]
 Switch = Annotated[bool, _written(units.yes_or_no), _schema("true or false", SWITCH, ["boolean", "string"])]
 Size = Annotated[int, _written(units.size), _schema("a size like 60GiB", SIZE, ["integer", "string"], minimum=1)]

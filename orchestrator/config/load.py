@@ -93,6 +93,7 @@ def load_job(inventory: Inventory, wanted: str) -> Job:
         result=ResultRule(**given.get("result", {})),
         limits=Limits(**given.get("limits", {})),
         server=given.get("server"),
+        retries=given.get("retries", 1),
         **given.get("checkpoint", {}),
     )
 

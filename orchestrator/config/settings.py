@@ -164,6 +164,7 @@ class TimeoutSettings(Settings, title="a mapping such as {connect: 10s}"):
     question: Duration | None = optional("The longest that one question to a host may take. Default: 120s.")
     poll: Duration | None = optional("Between two looks at a running evaluation. Default: 1s.")
     sample: Duration | None = optional("Between two samples of a training that is watched. Default: 10s.")
+    watch: Duration | None = optional("Between two looks of orch watch at the training box. Default: 60s.")
     aftermath: Duration | None = optional("For which `guard` watches training after the command. Default: 60s.")
 
     @model_validator(mode="after")
@@ -274,6 +275,7 @@ class JobFile(Settings, title="a mapping with the keys harness and command", jso
     )
     result: ResultSettings | None = optional("What the evaluation writes and how to read it.")
     limits: LimitSettings | None = optional("What this evaluation may use.")
+    retries: kinds.Number | None = optional("How often orch watch tries a failed evaluation again. Default: 1.")
     server: kinds.Server | None = optional(
         "A server that the evaluation needs, as the evaluation host sees it; checked before the start."
     )
@@ -300,10 +302,28 @@ def _unfilled(placeholder: str, data: list[str]) -> str:
     return f"unknown placeholder {{{quoted(placeholder, bare=True)}}}; {did_you_mean(placeholder, known)}"
 
 
-class UserFile(Settings, title="a mapping with the key commands", json_schema_extra=ROOM_FOR_ANCHORS):
+class HookSettings(Settings, title="a mapping such as {result: [program, argument]}"):
+    result: kinds.Argv | None = optional(
+        "Program and arguments, run without a shell after each result with its document on stdin."
+    )
+    timeout: Duration | None = optional("The longest that a hook may run. Default: 30s.")
+
+
+class UserFile(Settings, title="a mapping with keys such as commands", json_schema_extra=ROOM_FOR_ANCHORS):
     """The user's own settings on this computer."""
 
     commands: dict[Name, kinds.Argv] | None = optional(
         "Commands of this computer that jobs may name with {from: command, name: ...}.",
         title="a mapping of names to commands",
     )
+    hooks: HookSettings | None = optional("Commands of this computer that orch runs by itself.")
+    tensorboard: Pathname | None = optional(
+        "The folder that receives TensorBoard event files: an absolute path or ~/... Needs the extra `tensorboard`."
+    )
+
+    @field_validator("tensorboard")
+    @classmethod
+    def _is_a_place(cls, folder: str | None) -> str | None:
+        if folder is not None and not Path(folder).expanduser().is_absolute():
+            refuse((f"expected an absolute path or ~/..., found {quoted(folder)}", ()))
+        return folder

@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.model import Job, ValueSource
 
 COMMAND_SECONDS = 60
+HOOK_SECONDS = 30.0
 LARGEST_VALUE = 64 * 1024
 """bytes"""
 
@@ -27,6 +28,12 @@ class UserConfig:
 
     path: Path
     commands: Mapping[str, tuple[str, ...]]
+    result_hook: tuple[str, ...] = ()
+    """run after each result, with its document on stdin; empty for none"""
+    hook_timeout: float = HOOK_SECONDS
+    """seconds"""
+    tensorboard: Path | None = None
+    """the folder that receives event files"""
 
 
 def user_config_path(environ: Mapping[str, str]) -> Path:
@@ -47,7 +54,20 @@ def load_user_config(environ: Mapping[str, str] | None = None) -> UserConfig:
     from orchestrator.config.settings import UserFile
 
     settings = read(path, UserFile, "docs/hosts-yaml.md has a section on config.yaml")
-    return UserConfig(path=path, commands=settings.commands or {})
+    given = settings.given()
+    hooks = given.get("hooks", {})
+    return UserConfig(
+        path=path,
+        commands=given.get("commands", {}),
+        result_hook=_from_home(hooks.get("result", ())),
+        hook_timeout=hooks.get("timeout", HOOK_SECONDS),
+        tensorboard=Path(given["tensorboard"]).expanduser() if "tensorboard" in given else None,
+    )
+
+
+def _from_home(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """A program named with ~/ at its place; its arguments are its own."""
+    return (str(Path(argv[0]).expanduser()), *argv[1:]) if argv else ()
 
 
 def resolve_env(

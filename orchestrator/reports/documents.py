@@ -205,7 +205,18 @@ def plan_body(plan: Plan) -> Document:
 
 def eval_body(plan: Plan | None, run: Run | None, result: Result | None) -> Document:
     """CONTRACT's `eval-latest`, as far as the command came."""
-    body: Document = {"plan": plan_body(plan or Plan(checkpoint=None, actions=(), refused=()))}
+    return {"plan": plan_body(plan or Plan(checkpoint=None, actions=(), refused=())), **measured_body(run, result)}
+
+
+def result_body(run: Run, result: Result) -> Document:
+    """What a hook is told of a new result."""
+    about = {"training_run": result.run, "job": result.job, "step": result.step, "ended_at": result.ended_at}
+    return {**about, **measured_body(run, result)}
+
+
+def measured_body(run: Run | None, result: Result | None) -> Document:
+    """A run and its result, as far as there are any."""
+    body: Document = {}
     if run is not None:
         body["run"] = {"id": run.id, "state": run.state, "exit_code": run.exit_code, "host": run.host, "step": run.step}
         body["run"]["held_by"] = run.rung or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +18,7 @@ from rich.progress import (
 
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.answers import Json
-from orchestrator.model import Drift, Job, Plan, Run, Scan
+from orchestrator.model import Drift, Job, Plan, Result, Run, Scan
 from orchestrator.reports import tables
 from orchestrator.reports.text import duration, shown, size, throughput
 
@@ -35,8 +36,15 @@ def _count(value: object) -> int | None:
 class Live:
     """A Listener of eval-latest (see workflows/eval_latest.py). It remembers what it heard: `--json` prints that."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
-        """`console` takes the plan and what follows; `quiet` keeps all of it back."""
+    def __init__(
+        self,
+        console: Console,
+        *,
+        quiet: bool,
+        on_result: Callable[[Run, Result], Sequence[str]] = lambda run, result: (),
+    ) -> None:
+        """`console` takes the plan and what follows; `quiet` keeps all of it back. `on_result` returns warnings."""
+        self._on_result = on_result
         self.plan: Plan | None = None
         self.run: Run | None = None
         self.job: Job | None = None
@@ -98,6 +106,10 @@ class Live:
             where = shown(look["reason"]) if look["state"] == "queued" and look.get("reason") else where
             lasted = duration(time.monotonic() - self._began)
             self._say(f"{shown(look['state'])}, followed for {lasted}{': ' if where else ''}{where}")
+
+    def measured(self, run: Run, result: Result) -> None:
+        for warning in self._on_result(run, result):
+            self.warned(warning)
 
     def warned(self, warning: str) -> None:
         self.warnings.append(warning)

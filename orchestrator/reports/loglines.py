@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 from orchestrator.answers import Json
 from orchestrator.model import Run
-from orchestrator.reports.envelope import SCHEMA, run_body
+from orchestrator.reports.documents import run_body
+from orchestrator.reports.envelope import SCHEMA
 from orchestrator.reports.text import shown
 
 LONGEST = 4000

@@ -193,15 +193,18 @@ RUN = record(
     started_at=maybe(TIME),
     ended_at=maybe(TIME),
 )
-EVALUATED: tuple[Schema, Schema] = (
-    {"plan": maybe(PLAN)},
-    {
-        "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
-        "result": maybe(MEASURED),
-        "digests": maybe(DIGESTS),
-        "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
-    },
+WITH_RESULT = {
+    "run": maybe(record(id=TEXT, state=one_of(*RUN_STATES), exit_code=maybe(INTEGER))),
+    "result": maybe(MEASURED),
+    "digests": maybe(DIGESTS),
+    "receipt": maybe(record(verdict=one_of(*VERDICTS), reasons=many(TEXT))),
+}
+EVALUATED: tuple[Schema, Schema] = ({"plan": maybe(PLAN)}, WITH_RESULT)
+EVENTS = (
+    *("watching", "training", "found", "already", "gone", "torn", "staged", "launched", "result", "retry", "failed"),
+    *("refused", "lost", "back", "warning", "ended"),
 )
+"""what `watch` tells, an object a line"""
 
 DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "status": ({"hosts": many(HOST), "runs": many(TRAINING)}, {}),
@@ -248,6 +251,11 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
     "attach": EVALUATED,
     "rerun": EVALUATED,
     "logs": ({"run": RUN, "offset": COUNT}, {}),
+    "watch": (
+        {"event": one_of(*EVENTS), "at": TIME, "step": maybe(COUNT), "text": TEXT},
+        {"host": maybe(TEXT), "checkpoint": FOUND, "counts": maybe({"type": "object"}), **WITH_RESULT},
+    ),
+    "result": ({"training_run": TEXT, "job": TEXT, "step": COUNT, "ended_at": TIME}, WITH_RESULT),
     "receipt": (RECEIPT, {}),
     "guard": (RECEIPT, {}),
     "results": ({"results": many(RESULT)}, {}),
@@ -273,7 +281,8 @@ DOCUMENTS: dict[str, tuple[Schema, Schema]] = {
         {},
     ),
 }
-"""command -> (keys that are always there unless it failed, keys that are there once it got that far)"""
+"""command -> (keys that are always there unless it failed, keys that are there once it got that far); `result` is what
+hooks are told"""
 NAMES = tuple(DOCUMENTS)
 
 

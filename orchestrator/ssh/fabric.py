@@ -57,6 +57,9 @@ class FabricConnection:
         self._closed = False
         self._opening = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_CHANNELS)
+        self._counting = threading.Lock()
+        self._running = 0
+        """commands on the link now"""
 
     def connect(self) -> None:
         """Open now what would be opened at first use.
@@ -94,14 +97,26 @@ class FabricConnection:
         line = command_line([*TELL_SIGNALS, *argv])
         if not self._places.acquire(timeout=self._timeouts.question):
             raise HostUnreachable(f"{self.host}: {MAX_CHANNELS} commands are running there already", host=self.host)
+        self._count(1)
         try:
             from orchestrator.ssh.fabric_channel import FabricChannel
 
             channel = self._started(line)
-            return FabricChannel(self.host, argv, channel, self._places.release, stderr_limit=stderr_limit)
+            return FabricChannel(self.host, argv, channel, self._release, stderr_limit=stderr_limit)
         except BaseException:
-            self._places.release()
+            self._release()
             raise
+
+    def _release(self) -> None:
+        self._count(-1)
+        self._places.release()
+
+    def _count(self, change: int) -> None:
+        """One command more or less; without any, the link rests."""
+        with self._counting:
+            self._running += change
+            if self._link is not None:
+                (self._link.stir if self._running else self._link.rest)()
 
     def _live_link(self) -> Link:
         """The open link; a lost one is replaced, for the next question is a new one."""
@@ -149,6 +164,8 @@ class FabricConnection:
             except (paramiko.SSHException, EOFError, OSError):
                 # of several that are refused at once, paramiko gives only one thread the reason
                 delay = random.uniform(0.05, 0.4)
+                if link.silence() > 0.9 * self._timeouts.connect:
+                    link.close()  # cut while it rested, as by a laptop's sleep
                 if not link.is_connected:
                     return None
                 if time.monotonic() + delay > until:

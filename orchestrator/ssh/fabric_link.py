@@ -37,6 +37,9 @@ _PREFERRED = {
 }
 """cheap in Python and safe; the rest of what the settings allow comes after them"""
 
+RESTING = 30.0
+"""seconds between two questions for a sign of life while nothing runs on a connection"""
+
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
@@ -63,6 +66,8 @@ class Link(fabric.Connection):  # type: ignore[misc]
     begun: Begun | None
     wire: Wire | HopWire | None
     beating: threading.Event
+    stirred: threading.Event
+    resting: bool
     asking: threading.Thread
 
     def __init__(
@@ -80,7 +85,8 @@ class Link(fabric.Connection):  # type: ignore[misc]
         beating = threading.Event()
         asking = threading.Thread(target=_keep_asking, args=(self, beating), daemon=True, name=f"keepalive {where}")
         own = {"settings": settings, "where": where, "timeouts": timeouts, "wire": None, "begun": begun}
-        for name, value in {**own, "beating": beating, "asking": asking}.items():
+        kept = {"beating": beating, "stirred": threading.Event(), "resting": False, "asking": asking}
+        for name, value in {**own, **kept}.items():
             object.__setattr__(self, name, value)  # fabric takes a new attribute for one of its own settings
 
     def open(self) -> None:
@@ -185,7 +191,32 @@ class Link(fabric.Connection):  # type: ignore[misc]
         if self.wire is not None:
             self.wire.pulse.heard()
             self.wire.pulse.limit = self.timeouts.dead
+            self._be_patient()
             self.asking.start()
+
+    def _be_patient(self) -> None:
+        if self.wire is not None:
+            self.wire.be_patient()
+        if self.gateway is not None:
+            self.gateway._be_patient()
+
+    def rest(self) -> None:
+        """Nothing runs here now: ask for signs of life more seldom, and wait for them longer."""
+        if self.wire is not None and not self.resting:
+            self.wire.pulse.limit = self.timeouts.dead + RESTING
+            object.__setattr__(self, "resting", True)
+
+    def stir(self) -> None:
+        """Something is about to run here."""
+        if self.wire is not None and self.resting:
+            self.wire.pulse.heard()  # what rested too long is given its time anew
+            self.wire.pulse.limit = self.timeouts.dead
+            object.__setattr__(self, "resting", False)
+            self.stirred.set()
+
+    def silence(self) -> float:
+        """Seconds since the server was last heard, or asked anew."""
+        return self.wire.pulse.silence() if self.wire is not None else 0.0
 
     def close(self) -> None:
         """Close this hop and those before it; no thread or process stays behind."""
@@ -196,6 +227,7 @@ class Link(fabric.Connection):  # type: ignore[misc]
 
     def _drop(self) -> None:
         self.beating.set()
+        self.stirred.set()
         transport, wire = self.transport, self.wire
         if wire is not None:
             with suppress(OSError):  # cut off already
@@ -235,9 +267,12 @@ def _keep_asking(link: Link, over: threading.Event) -> None:
 
     This thread may wait for an answer or a full socket; the transport's reader ends both when the wire is dead.
     """
-    wire, transport, beat = link.wire, link.transport, link.timeouts.heartbeat
-    while wire and transport.is_active() and not over.wait(max(0.05, beat - min(wire.pulse.silence(), beat))):
-        if wire.pulse.silence() >= beat:
+    wire, transport = link.wire, link.transport
+    while wire and transport.is_active() and not over.is_set():
+        beat = RESTING if link.resting else link.timeouts.heartbeat
+        if link.stirred.wait(max(0.05, beat - min(wire.pulse.silence(), beat))):
+            link.stirred.clear()
+        elif wire.pulse.silence() >= beat:
             try:
                 transport.global_request("keepalive@openssh.com", wait=True)
             except (paramiko.SSHException, EOFError, OSError):

@@ -97,15 +97,19 @@ def earlier(scene: Scene, but: str) -> tuple[Entry, ...]:
     return tuple(one for one in known if one.id != but)
 
 
-def bring_home(scene: Scene, connections: Connections) -> None:
+def bring_home(scene: Scene, connections: Connections) -> list[tuple[Run, Result]]:
     """Collect other finished runs of this job that nobody has collected, such as detached ones."""
+    brought = []
     rows = [row for row in scene.facts.runs if (row.run, row.job) == (scene.run.name, scene.job.name)]
     for row in rows[-AT_ONCE:]:
         if row.state == "succeeded" and known_result(scene, row) is None:
             try:
-                collect(scene, row, connections)
+                result = collect(scene, row, connections)
             except EvaluationFailed:
                 continue  # its result can't be read, which is said to whoever asks for that step
+            if result is not None:
+                brought.append((row, result))
+    return brought
 
 
 def known_result(scene: Scene, run: Run) -> Result | None:

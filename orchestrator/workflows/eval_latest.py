@@ -6,7 +6,7 @@ Every step looks before it acts, so the cure for any interruption is the same co
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ class Listener(Protocol):
     def moved(self, done: int, total: int) -> None: ...
     def started(self, run: Run, job: Job, again: str) -> None: ...
     def looked(self, look: Json) -> None: ...
+    def measured(self, run: Run, result: Result) -> None: ...
     def warned(self, warning: str) -> None: ...
 
 
@@ -78,7 +79,7 @@ def _evaluate(
     if (begun := _begun(scene)) is not None:
         return go_on(scene, begun, connections, listener)
     checkpoint = wanted_checkpoint(scene)
-    plan, diffs = _plan(scene, checkpoint, consent, connections)
+    plan, diffs = plan_for(scene, checkpoint, consent, connections)
     listener.planned(plan, scene.drift, diffs, scene.scan)
     if options.dry_run:
         return EvalReport(plan=plan)
@@ -97,7 +98,7 @@ def _evaluate(
         torn.remember(state_folder(), checkpoint, error.message)
         listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
         return _evaluate(inventory, options, connections, consent, listener, windows)
-    run = _launch(scene, checkpoint, windows, env, secrets, connections)
+    run = launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
     if options.detach:
         return EvalReport(plan=plan, run=_outlives(scene, run, connections))
@@ -141,7 +142,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     if scene.options.dry_run or (scene.options.detach and action.do == "join"):
         return EvalReport(plan=plan, run=run)
     if action.do == "nothing" and (known := known_result(scene, run)) is not None:
-        bring_home(scene, connections)
+        _bring_home(scene, connections, listener)
         return EvalReport(plan=plan, run=run, result=known, history=earlier(scene, run.id))
     return _finish(scene, plan, run, connections, listener, [scene.window()])
 
@@ -159,7 +160,7 @@ def _again(scene: Scene, run: Run) -> str:
 # -- plan and act ------------------------------------------------------------------------------------------------
 
 
-def _plan(
+def plan_for(
     scene: Scene, checkpoint: Checkpoint, consent: Consent, connections: Connections
 ) -> tuple[Plan, tuple[FileDiff, ...]]:
     """The plan, and the harness' difference for showing."""
@@ -184,7 +185,7 @@ def _plan(
         job=scene.job,
         allow_on_training_host=scene.options.allow_on_training_host,
         consent_possible=consent.possible,
-        routes=() if side.staged else _routes(scene, connections),
+        routes=() if side.staged else routes_for(scene, connections),
     )
     if not plan.action("sync"):
         return plan, ()
@@ -192,15 +193,16 @@ def _plan(
     return plan, differences(connection, scene.evaluate, scene.job, scene.drift, scene.inventory)
 
 
-def _ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
+def ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
+    """Where a shipment begins and where it ends."""
     source = staging.End(connection=connections.to(scene.train), host=scene.train, role="train")
     return source, staging.End(connection=connections.to(scene.evaluate), host=scene.evaluate, role="eval")
 
 
-def _routes(scene: Scene, connections: Connections) -> tuple[Route, ...]:
+def routes_for(scene: Scene, connections: Connections) -> tuple[Route, ...]:
     """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
     transfer = scene.run.transfer or scene.inventory.transfer
-    source, target = _ends(scene, connections)
+    source, target = ends(scene, connections)
     return staging.choose(source, target, transfer, scene.inventory.timeouts, scene.run.limit_rate)
 
 
@@ -218,11 +220,7 @@ def _act(
     """
     windows.append(scene.window())
     if plan.action("sync"):
-        limits = scene.inventory.timeouts
-        pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
-        if pushed.saved:
-            listener.warned(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
-        taken.forget(scene.job, scene.evaluate)
+        sync(scene, connections, listener.warned)
     if plan.action("ship"):
         _check_fit(scene, connections)
         witness = witnessing.begin(scene, connections)
@@ -237,11 +235,20 @@ def _act(
         windows.append(witnessing.end(witness, scene, connections))
 
 
+def sync(scene: Scene, connections: Connections, warn: Callable[[str], None]) -> None:
+    """Make the harness on the evaluation host equal to the local one."""
+    limits = scene.inventory.timeouts
+    pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
+    if pushed.saved:
+        warn(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
+    taken.forget(scene.job, scene.evaluate)
+
+
 def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
     account = staging.ship(
         checkpoint,
         scene.job,
-        *_ends(scene, connections),
+        *ends(scene, connections),
         scene.inventory.timeouts,
         listener.moved,
         listener.warned,
@@ -261,7 +268,7 @@ def _check_fit(scene: Scene, connections: Connections) -> None:
     refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
 
 
-def _launch(
+def launch(
     scene: Scene,
     checkpoint: Checkpoint,
     windows: list[dict[str, Any]],
@@ -269,6 +276,7 @@ def _launch(
     secrets: Mapping[str, str],
     connections: Connections,
 ) -> Run:
+    """Start the evaluation of a checkpoint that lies on the evaluation host, or find it started."""
     digests, state = scene.digests(checkpoint.identity), state_folder()
     run = runs.launch(
         connections.to(scene.evaluate),
@@ -307,12 +315,19 @@ def _finish(
     if run.state in ("queued", "running"):
         run = _follow(scene, run, connections, listener, looks)
     result = collect(scene, run, connections, looks) if run.folder else None
-    if result is None and run.folder:  # it failed, which the command ends with; what training did is said all the same
+    if result is not None:
+        listener.measured(run, result)
+    elif run.folder:  # it failed, which the command ends with; what training did is said all the same
         kept = receipt_files.find(state_folder(), f"{run.host}/{run.id}")
         if kept["verdict"] == "changed":
             listener.warned("; ".join(kept["reasons"]))
-    bring_home(scene, connections)
+    _bring_home(scene, connections, listener)
     return EvalReport(plan=plan, run=run, result=result, history=earlier(scene, run.id))
+
+
+def _bring_home(scene: Scene, connections: Connections, listener: Listener) -> None:
+    for run, result in bring_home(scene, connections):
+        listener.measured(run, result)
 
 
 def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.actions import observation, torn
@@ -28,8 +28,12 @@ class Look:
     """with `job`: also digest its data and try its interpreter, as a plan needs it"""
     step: int | None = None
     """with `runs`: the only checkpoint wanted, instead of the latest"""
+    known: Mapping[str, str] | None = None
+    """with `runs`: look into every checkpoint but those that still have this stamp (path -> stamp)"""
     sample: bool = False
     """with `runs`: also take a receipt sample"""
+    gpus: bool = True
+    """also ask what its GPUs do"""
     tensors: bool = False
     """with `runs` and `job`: also list what the latest checkpoint holds"""
 
@@ -59,6 +63,8 @@ def look_at(looks: Sequence[Look], connections: Connections, timeouts: Timeouts)
             job=look.job,
             sample=look.sample,
             tensors=look.tensors,
+            known=look.known,
+            gpus=look.gpus,
         )
 
     return on_each(looks, one)

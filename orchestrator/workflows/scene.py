@@ -10,9 +10,9 @@ from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, training
 from orchestrator.actions.ledger import origin_of
-from orchestrator.actions.observation import EvalFacts, RunFacts
+from orchestrator.actions.observation import EvalFacts, RunFacts, unseen
 from orchestrator.answers import Json
-from orchestrator.errors import NothingToEvaluate
+from orchestrator.errors import HostUnreachable, NothingToEvaluate
 from orchestrator.model import (
     Checkpoint,
     Digests,
@@ -112,8 +112,13 @@ class Scene:
         )
 
 
-def observe(inventory: Inventory, options: Options, connections: Connections) -> Scene:
-    """Look at both boxes at once. Raises what a box that can't be reached raises."""
+def observe(
+    inventory: Inventory, options: Options, connections: Connections, *, without_training: bool = False
+) -> Scene:
+    """Look at both boxes at once. Raises what a box that can't be reached raises.
+
+    `without_training`: a training box that can't be reached is one that was not seen.
+    """
     run = config.choose_run(inventory, options.run)
     job = config.choose_job(inventory, run, options.job)
     evaluate = config.choose_eval_host(inventory, run, options.host)
@@ -129,6 +134,9 @@ def observe(inventory: Inventory, options: Options, connections: Connections) ->
     ]
     answers = []
     for outcome in look_at(looks, connections, inventory.timeouts):
+        if without_training and outcome.host is looks[0] and isinstance(outcome.error, HostUnreachable):
+            answers.append(unseen(run, outcome.error))
+            continue
         if outcome.error is not None:
             raise outcome.error
         assert outcome.value is not None

@@ -201,6 +201,7 @@ def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> An
         ship=saved.get("ship"),
         model_key=saved.get("model_key"),
         tensors=bool(saved.get("tensors")),
+        known=saved.get("known"),
     )
 
 

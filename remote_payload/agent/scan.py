@@ -40,11 +40,19 @@ class Judged:
         self.step: Optional[int] = None
         self.needed = 0
         self.problem: Optional[Refusal] = None
+        self.details: Optional[Dict[str, Any]] = None
+        """of a complete one that was proven in this look: what a plan needs to know"""
 
     def row(self) -> Dict[str, Any]:
         """As CONTRACT.md's `candidates` has it."""
         step = self.step if self.found.step is None else self.found.step
         return {"path": self.found.path, "step": step, "state": self.state, "reason": self.reason}
+
+    def stamp(self) -> str:
+        """Changes whenever a file of it does."""
+        import hashlib
+
+        return hashlib.sha256(repr(self.looked_at).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def scan(
@@ -58,6 +66,7 @@ def scan(
     ship: Optional[str] = None,
     model_key: Optional[str] = None,
     tensors: bool = False,
+    known: Optional[Dict[str, str]] = None,
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
@@ -68,6 +77,10 @@ def scan(
     Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
+
+    With `known` (path -> stamp of complete ones, from earlier looks; empty at the first) every candidate is looked
+    into, however old, but for those whose stamp is still the same; complete rows then have `stamp` too, and
+    `checkpoint` {path, step, bytes, ship_bytes, identity} where they were proven now.
     """
     tree = Tree(root)
     answer: Dict[str, Any] = {"root": root, "layout": layout, "latest": None, "candidates": [], "warnings": []}
@@ -82,7 +95,7 @@ def scan(
     warnings: List[str] = answer["warnings"]
     wanted = [found for found in run.findings.found if step is None or found.step == step]
     judge = _Judge(tree, run.layout, torn, ship, model_key)
-    judged, proof = _judge_all(judge, list(reversed(wanted)))
+    judged, proof = _judge_all(judge, list(reversed(wanted)), known)
     try:
         _tell_writing_from_torn(tree, judged, training_alive, now)
         if proof is not None:
@@ -100,7 +113,7 @@ def scan(
     told = [one for one in judged if one.state == "ignored" and (one.problem or "permission" in one.reason)]
     warnings.extend("%s: %s" % (one.found.path, one.reason) for one in told)
     ignored = [{"path": path, "step": None, "state": "ignored", "reason": why} for path, why in run.findings.ignored]
-    answer["candidates"] = ([one.row() for one in judged] + ignored)[:LISTED]
+    answer["candidates"] = ([_row(one, known is not None) for one in judged] + ignored)[:LISTED]
     return answer
 
 
@@ -158,8 +171,17 @@ class _Judge(NamedTuple):
         return False
 
 
-def _judge_all(judge: _Judge, newest_first: List[Found]) -> Tuple[List[Judged], Optional[Proof]]:
-    """Every candidate down to the first complete one, whose proof is kept open; older ones while there is time."""
+def _row(one: Judged, each: bool) -> Dict[str, Any]:
+    if not each or one.state != "complete":
+        return one.row()
+    return dict(one.row(), stamp=one.stamp(), checkpoint=one.details)
+
+
+def _judge_all(
+    judge: _Judge, newest_first: List[Found], known: Optional[Dict[str, str]]
+) -> Tuple[List[Judged], Optional[Proof]]:
+    """Every candidate down to the first complete one, whose proof is kept open; older ones while there is time, or
+    all of them that are not `known`."""
     judged: List[Judged] = []
     latest: Optional[Proof] = None
     deadline = 0.0
@@ -167,13 +189,18 @@ def _judge_all(judge: _Judge, newest_first: List[Found]) -> Tuple[List[Judged], 
         one = Judged(found)
         judged.append(one)
         one.looked_at, one.modified_at = _look(judge.tree, found.path)
-        if latest is not None and time.monotonic() > deadline:
+        if latest is not None and known is not None and known.get(found.path) == one.stamp():
+            one.state = "complete"
+            continue
+        if latest is not None and known is None and time.monotonic() > deadline:
             one.state, one.reason = "ignored", "older than the latest complete one; not looked into"
             continue
         proof = judge.proof(one)
         if proof is None:
             continue
-        if latest is None and judge.takes(one, proof):
+        if (latest is None or known is not None) and judge.takes(one, proof):
+            one.details = _details(one, proof)
+        if latest is None and one.details is not None:
             latest, deadline = proof, time.monotonic() + OLDER
         else:
             proof.close()
@@ -221,24 +248,31 @@ def _files(tree: Tree, path: str) -> List[str]:
 
 
 def _latest(one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[str, Any]:
-    step = one.step if one.step is not None else one.found.step
     if one.step is not None and one.found.step is not None and one.step != one.found.step:
         warnings.append("%s holds step %d, not %d as its name says" % (one.found.path, one.step, one.found.step))
-    if step is None:
+    if one.step is None and one.found.step is None:
         warnings.append("%s names no step, neither in its name nor inside; shown as 0" % one.found.path)
     warnings.extend(proof.warnings)
     if one.problem is not None:
         hint = ". Try: %s" % proof.hint if proof.hint else ""
         one.reason = "complete, but its model can't be taken out: %s" % one.problem
         warnings.append("%s is %s%s" % (one.found.path, one.reason, hint))
+    return dict(
+        one.details or _details(one, proof),
+        age_s=max(0.0, round(now - proof.modified_at, 3)),
+        modified_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(proof.modified_at)),
+    )
+
+
+def _details(one: Judged, proof: Proof) -> Dict[str, Any]:
+    """{path, step, bytes, ship_bytes, identity} of a complete one."""
+    step = one.step if one.step is not None else one.found.step
     return {
         "path": one.found.path,
         "step": step or 0,
         "bytes": proof.total,
         "ship_bytes": one.needed,
         "identity": proof.identity,
-        "age_s": max(0.0, round(now - proof.modified_at, 3)),
-        "modified_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(proof.modified_at)),
     }
 
 

@@ -605,3 +605,16 @@ def test_without_openssh_the_same_host_is_reached_by_paramikos_reading(
     with pytest.raises(OrchError, match="the host key is unknown"):
         refused.run(["true"])
     refused.close()
+
+
+def test_a_connection_that_was_cut_while_it_rested_is_replaced_by_the_next_question(
+    testhosts: Any, connect: Connect
+) -> None:
+    """As after a laptop's sleep: nothing had begun, so nothing is lost."""
+    connection = connect("eval", timeouts=Timeouts(connect=2.0, heartbeat=0.5, dead=4.0))
+    assert connection.run(["true"]).exit == 0
+    with testhosts.unplugged("eval"):
+        time.sleep(5)  # longer than `dead`: a resting connection is not asked so often
+        with pytest.raises(HostUnreachable, match="does not answer"):
+            connection.run(["true"])
+    assert connection.run(["true"]).exit == 0

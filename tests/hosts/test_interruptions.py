@@ -104,3 +104,37 @@ def test_following_outlasts_an_outage_longer_than_the_time_to_connect(testhosts:
     document = json.loads(out)
     assert typed.returncode == 0, err
     assert document["run"]["state"] == "succeeded" and len(document["warnings"]) >= 2
+
+
+def test_a_watch_keeps_one_connection_and_takes_it_up_again_after_an_outage(testhosts: Any, project: Project) -> None:
+    """The training box is cut off when a checkpoint appears there; what was missed is evaluated afterwards."""
+    import torch
+
+    project.furnish(seconds=0.5)
+    hosts = project.folder / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("timeouts: {", "timeouts: {watch: 1s, "))
+    typed = project.start("watch", "r", "--until", "8")
+    assert typed.stdout is not None
+    told = [json.loads(typed.stdout.readline())]
+    wait_until(lambda: list(project.folder.glob("state/watch/*.json")))
+    ends = local_ends(typed.pid, testhosts.address("train"))
+    time.sleep(4)
+    assert len(ends) == 1 and local_ends(typed.pid, testhosts.address("train")) == ends, "three looks, one connection"
+    with testhosts.unplugged("train"):
+        saved = Path(testhosts.state) / "train" / "fs" / "p" / "root" / "small" / "step_8" / "checkpoint.pt"
+        saved.parent.mkdir()
+        torch.save({"model": {"w": torch.randn(1000)}, "step": 8}, saved)
+        os.utime(saved, (2, 2))
+        time.sleep(6)
+    out, err = typed.communicate(timeout=90)
+    told += [json.loads(line) for line in out.splitlines()]
+    assert typed.returncode == 0, err
+    kinds = [event["event"] for event in told]
+    assert kinds.count("lost") == kinds.count("back") == kinds.count("result") == 1
+    assert [event["step"] for event in told if event["event"] == "result"] == [8]
+
+
+def local_ends(pid: int, address: str) -> set[str]:
+    """Local ends of a process's connections to an address."""
+    rows = subprocess.run(["ss", "-Htnp", "dst", address], capture_output=True, text=True, check=True).stdout
+    return {row.split()[3] for row in rows.splitlines() if f"pid={pid}," in row and row.startswith("ESTAB")}

@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from realstage import real_stage
 from tracing import offences, processes, traced
-from world import QUIET, Stage, World, by_hand
+from world import Stage, World, by_hand
 
 pytestmark = pytest.mark.hosts
 SAME = ("acceptance_length", "positions", "ddtree")
@@ -18,39 +18,8 @@ SAME = ("acceptance_length", "positions", "ddtree")
 
 @pytest.fixture
 def stage(testhosts, world: World, tmp_path: Path) -> Iterator[Stage]:  # type: ignore[no-untyped-def]
-    homes = {name: testhosts.state / name / "fs" / "p" / "root" for name in ("train", "eval")}
-    hosts = f"""\
-hosts:
-  train: {{ssh: root@train, roles: [train], python: {sys.executable}}}
-  eval: {{ssh: root@eval, roles: [eval], python: {sys.executable}, workdir: ~/orch}}
-timeouts: {{poll: 300ms}}
-runs:
-  dflash: {{host: train, checkpoints: /root/checkpoints, log: /root/train.log, job: eval-dflash,
-           process: {{match: train_dflash_pipeline.py}}}}
-"""
-
-    def start(words: list[str]) -> None:
-        settings = " ".join(f"{key}={value}" for key, value in QUIET.items())
-        command = " ".join(words)
-        testhosts.sh("train", f"cd /root; {settings} setsid {command} </dev/null >/root/out.log 2>&1 &")
-
-    built = Stage(
-        world=world,
-        folder=tmp_path,
-        hosts_yaml=hosts,
-        train=homes["train"],
-        evaluate=homes["eval"],
-        train_inside="/root",
-        evaluate_inside="/root",
-        start=start,
-    )
-    built.furnish()
-    yield built
-    testhosts.sh("train", "[ ! -f /root/train.pid ] || kill $(cat /root/train.pid)", check=False)
-    for home in homes.values():
-        for name in ("checkpoints", "live", "eval", "orch", "train.log", "train.pid", "out.log"):
-            path = home / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with real_stage(testhosts, world, tmp_path) as built:
+        yield built
 
 
 def test_the_whole_story_on_real_hosts_leaves_the_training_box_untouched(testhosts, stage: Stage) -> None:  # type: ignore[no-untyped-def]

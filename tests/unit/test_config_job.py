@@ -183,7 +183,8 @@ WRONG = {
     "a host in a job": (
         GOOD + "host: ct129\n",
         [
-            "jobs/j.yaml:3: host: unknown key; known: harness, command, data, checkpoint, env, result, limits, server",
+            "jobs/j.yaml:3: host: unknown key; known: harness, command, data, checkpoint, env, result, limits, retries,"
+            " server",
         ],
     ),
 }

@@ -263,6 +263,14 @@ DOCUMENT = {
     "runs": {"runs": [RUN], "hosts": [{"name": "ct200", "ok": False, "error": "no answer"}]},
     "cancel": {"run": RUN, "before": "running", "left": []},
     "logs": {"run": RUN, "offset": 10},
+    "watch": {
+        "event": "found",
+        "at": "2026-11-30T12:00:00Z",
+        "step": 4000,
+        "text": "step 4000 is complete",
+        "checkpoint": {"path": "step_4000/checkpoint.pt", "step": 4000, "bytes": 3, "ship_bytes": 1, "identity": "x"},
+    },
+    "result": {"training_run": "dflash", "job": "eval-dflash", "step": 4000, "ended_at": "2026-11-30T12:00:00Z"},
 }
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from remote_payload.agent import scan as scanning
 from remote_payload.agent.errors import AgentError
 
 
@@ -503,3 +505,26 @@ def test_an_archive_by_another_writer_is_read_as_well(tmp_path: Path) -> None:
     path = step(tmp_path, 7)
     store(path, records(path))
     assert facts(Shipped(tmp_path, "step_7/checkpoint.pt").tensors) == facts(weights(7))
+
+
+def test_with_known_stamps_every_checkpoint_is_proven_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "OLDER", -1.0)  # no time for older ones
+    for step in (10, 20, 30):
+        put(tmp_path / f"step_{step}" / "checkpoint.pt", training_state(step))
+    plain = scanning.scan(str(tmp_path), layout=None, training_alive=False, now=time.time())
+    assert "stamp" not in plain["candidates"][0] and plain["candidates"][2]["state"] == "ignored"
+
+    def rows(known: dict[str, str]) -> dict[int, dict[str, Any]]:
+        answer = scanning.scan(str(tmp_path), layout=None, training_alive=False, now=time.time(), known=known)
+        return {row["step"]: row for row in answer["candidates"]}
+
+    first = rows({})
+    assert {row["state"] for row in first.values()} == {"complete"}
+    assert first[30]["checkpoint"]["identity"] == plain["latest"]["identity"]
+    assert first[10]["checkpoint"]["ship_bytes"] == plain["latest"]["ship_bytes"]
+    stamps = {row["path"]: row["stamp"] for row in first.values()}
+    put(tmp_path / "step_10" / "checkpoint.pt", training_state(10, seed=99), when=5)
+    again = rows(stamps)
+    assert again[20]["state"] == "complete" and again[20]["checkpoint"] is None, "not proven a second time"
+    assert again[10]["checkpoint"]["identity"] != first[10]["checkpoint"]["identity"]
+    assert again[30]["checkpoint"]["identity"] == first[30]["checkpoint"]["identity"], "the latest always is"

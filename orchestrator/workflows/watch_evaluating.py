@@ -1,0 +1,160 @@
+"""The evaluation host's side of `orch watch`: one evaluation after the other, in the order of steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator import config
+from orchestrator.actions import runs
+from orchestrator.actions.harness_diff import FileDiff
+from orchestrator.actions.runs import Reading
+from orchestrator.actions.watched import Watched
+from orchestrator.answers import Json
+from orchestrator.errors import (
+    ConfigError,
+    EvaluationFailed,
+    HostKeyError,
+    HostUnreachable,
+    NothingToEvaluate,
+    OrchError,
+    Refused,
+)
+from orchestrator.model import Drift, Run
+from orchestrator.workflows.collecting import collect
+from orchestrator.workflows.eval_latest import launch, plan_for, sync
+from orchestrator.workflows.scene import Scene, observe
+from orchestrator.workflows.watch_scene import Event, Kind, Watch
+
+
+class NoConsent:
+    """Nobody is asked for anything while a watch goes on."""
+
+    possible = False
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        return False
+
+
+class Evaluating:
+    """Launches what lies ready, follows it, brings it home. Every step looks first, so each may be cut anywhere."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._scene = watch.scene
+        self._place: Json | None = None
+        """where the log of the run that is followed was last read"""
+        self._blocked_until = 0.0
+        self._refusal = ""
+
+    def busy(self) -> bool:
+        """Whether there is anything to do on the evaluation host now."""
+        if self._watch.memory.items("running"):
+            return True
+        return bool(self._watch.memory.items("staged")) and time.monotonic() >= self._blocked_until
+
+    def advance(self, within: float) -> None:
+        """One step: start the next one, or follow the one that runs to its end, or for `within` seconds.
+
+        Raises what reaching the host raises.
+        """
+        if running := self._watch.memory.items("running"):
+            self._follow(running[0], within)
+        elif self.busy():
+            self._start(self._watch.memory.items("staged")[0])
+
+    def _start(self, item: Watched) -> None:
+        try:
+            self._launch(item)
+        except (Refused, ConfigError) as error:
+            self._blocked_until = time.monotonic() + self._scene.inventory.timeouts.watch
+            if error.message != self._refusal:
+                self._refusal = error.message
+                hint = f". {error.hint}" if error.hint else ""
+                self._tell("refused", item, f"step {item.step} can't be evaluated yet: {error.message}{hint}")
+        except (HostUnreachable, HostKeyError):
+            raise
+        except OrchError as error:  # it did not start
+            again = item.failures < self._scene.job.retries
+            self._failed(item, None, f"could not be started: {error.message}", again=again)
+
+    def _launch(self, item: Watched) -> None:
+        first, memory = self._watch.scene, self._watch.memory
+        options, connections = replace(first.options, step=item.step), self._watch.connections
+        scene = self._scene = observe(first.inventory, options, connections, without_training=True)
+        identity = item.checkpoint.identity
+        if (begun := _begun(scene, identity)) is not None:
+            memory.put(item, state="running", run=begun.id)
+            self._tell("launched", item, f"step {item.step}: run {begun.id} is {begun.state} already", begun)
+            return
+        if identity not in scene.facts.staged:
+            memory.put(item, state="seen")  # somebody cleaned it away: shipped again, while it is still there
+            return
+        plan, _ = plan_for(scene, item.checkpoint, NoConsent(), connections)
+        if plan.refused:
+            raise Refused("; ".join(refusal.reason for refusal in plan.refused), hint=plan.refused[0].hint)
+        env, secrets = config.resolve_env(scene.job)
+        if plan.action("sync"):
+            sync(scene, connections, lambda text: self._tell("warning", item, text))
+        windows = [dict(one) for one in item.windows] or [scene.window()]
+        run = launch(scene, item.checkpoint, windows, env, secrets, connections)
+        memory.put(item, state="running", run=run.id, windows=())  # the run's own spec holds them now
+        self._place, self._refusal = None, ""
+        self._tell("launched", item, f"step {item.step}: run {run.id} on {scene.evaluate.name}", run)
+
+    def _follow(self, item: Watched, within: float) -> None:
+        def looked(look: Json) -> None:
+            self._place = look["place"]
+
+        host, timeouts = self._scene.evaluate, self._scene.inventory.timeouts
+        connection = self._watch.connections.to(host)
+        try:
+            run = runs.follow(connection, host, item.run, Reading(place=self._place, within=within), timeouts, looked)
+        except NothingToEvaluate as error:  # its folder has been removed
+            self._watch.memory.put(item, state="staged", run="")
+            self._tell("warning", item, f"step {item.step}: {error.message}")
+            return
+        if run.state not in ("queued", "running"):
+            self._end(item, run)
+
+    def _end(self, item: Watched, run: Run) -> None:
+        """Bring it home, tell of it, and only then note that: one that is killed here tells it a second time."""
+        try:
+            result = collect(self._scene, run, self._watch.connections)
+        except EvaluationFailed as error:
+            self._failed(item, run, f"run {run.id}: {error.message}. {error.hint}", again=False)
+            return
+        if result is None:
+            again = run.state in ("failed", "lost") and item.failures < self._scene.job.retries
+            self._failed(item, run, f"run {run.id} {_how_it_ended(run)}", again=again)
+            return
+        event = Event(
+            kind="result", text=f"step {item.step}", step=item.step, checkpoint=item.checkpoint, run=run, result=result
+        )
+        self._watch.tell(event)
+        self._watch.memory.put(item, state="evaluated")
+
+    def _failed(self, item: Watched, run: Run | None, why: str, *, again: bool) -> None:
+        text = f"step {item.step}: {why}{'; trying it again' if again else ''}"
+        self._tell("retry" if again else "failed", item, text, run)
+        changes = {"state": "staged", "run": ""} if again else {"state": "failed"}
+        self._watch.memory.put(item, failures=item.failures + 1, **changes)
+
+    def _tell(self, kind: Kind, item: Watched, text: str, run: Run | None = None) -> None:
+        self._watch.tell(Event(kind=kind, text=text, step=item.step, checkpoint=item.checkpoint, run=run))
+
+
+def _begun(scene: Scene, identity: str) -> Run | None:
+    """A run of this job on this checkpoint that lives or has succeeded, whoever started it."""
+    wanted = (scene.run.name, scene.job.name, identity)
+    mine = [row for row in reversed(scene.facts.runs) if (row.run, row.job, row.checkpoint) == wanted]
+    for states in (("queued", "running"), ("succeeded",)):
+        if found := next((row for row in mine if row.state in states), None):
+            return found
+    return None
+
+
+def _how_it_ended(run: Run) -> str:
+    ended = run.reason or (f"exit {run.exit_code}" if run.exit_code is not None else f"signal {run.signal}")
+    return f"{run.state}: {ended} (its log is in {run.folder} on {run.host})"

@@ -1,0 +1,116 @@
+"""orch watch beside the real trainer on real OpenSSH hosts: twenty checkpoints, rotation of three, damage and kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from realstage import real_stage
+from watched import Watching
+from world import Stage, World, wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.full, pytest.mark.timeout(900)]
+EVERY = 20
+STEPS = list(range(EVERY, 21 * EVERY, EVERY))
+CUT, DAMAGED, REWRITTEN, FAILING = 60, 240, 160, 300
+KILLED, UNPLUGGED = (100, 280), 200
+TIMEOUTS = "poll: 300ms, watch: 2s, heartbeat: 500ms, dead: 3s, agent_dead: 4s, connect: 3s"
+MAYBE = """\
+import json, pathlib, runpy, sys
+at = pathlib.Path(sys.argv[sys.argv.index("--drafter") + 1])
+if json.loads((at.parent / "checkpoint.json").read_text())["step"] == {failing}:
+    sys.exit(3)
+runpy.run_path("eval_drafter.py", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def stage(testhosts: Any, world: World, tmp_path: Path) -> Iterator[Stage]:
+    with real_stage(testhosts, world, tmp_path, timeouts=TIMEOUTS) as built:
+        job = built.project / "jobs" / "eval-dflash.yaml"
+        job.write_text(job.read_text().replace("eval_drafter.py", "maybe.py"))
+        (built.project / "harness" / "maybe.py").write_text(MAYBE.format(failing=FAILING))
+        hosts = built.project / "hosts.yaml"
+        hosts.write_text(hosts.read_text().replace("/root/checkpoints", "/root/live"))
+        assert built.orch("sync-harness", "--yes").returncode == 0
+        yield built
+
+
+def typed(stage: Stage) -> Watching:
+    words = ["watch", "dflash", "--backfill", "--until", "training-ends", "--json"]
+    return Watching(
+        subprocess.Popen(
+            [sys.executable, "-c", "from orchestrator.cli import main; main()", *words],
+            cwd=stage.project,
+            env=stage.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+
+
+def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(testhosts: Any, stage: Stage) -> None:
+    last = str(STEPS[-1])
+    stage.start_training("--save-every", str(EVERY), "--keep", "3", "--pace", "3", "--steps", last)
+    watching, seen = typed(stage), []
+    for step in STEPS:
+        place = stage.train / "live" / f"step_{step}" / "checkpoint.pt"
+        wait_until(lambda place=place: place.exists() and readable(place), 60)
+        if step == CUT:
+            place.write_bytes(place.read_bytes()[:-200])
+        elif step == DAMAGED:
+            damage(place)
+        elif step == REWRITTEN:
+            time.sleep(4)
+            state = torch.load(place, weights_only=False)
+            torch.save({**state, "rewritten": True}, place)
+        elif step in KILLED:
+            watching.kill()
+            seen += watching.events
+            time.sleep(1)
+            watching = typed(stage)
+        elif step == UNPLUGGED:
+            with testhosts.unplugged("train"):
+                time.sleep(8)
+    code = watching.ended(300)
+    seen += watching.events
+    assert code == 8, watching.said()
+    runs = [json.loads(path.read_text()) for path in stage.evaluate.glob("orch/runs/*/spec.json")]
+    folders = {path.parent.name: json.loads(path.read_text()) for path in stage.evaluate.glob("orch/runs/*/exit.json")}
+    ended = [(run["checkpoint"], run["step"], folders[run["id"]]["state"]) for run in runs]
+    once = Counter(identity for identity, _, state in ended if state == "succeeded")
+    assert set(once.values()) == {1}, once
+    evaluated = {step for _, step, state in ended if state == "succeeded"}
+    gone = {event["step"] for event in seen if event["event"] == "gone"}
+    failed = [step for _, step, state in ended if state == "failed"]
+    assert failed in ([FAILING] * 2, []) and set(STEPS) - {CUT, DAMAGED, FAILING} <= evaluated | gone, (evaluated, gone)
+    assert failed or FAILING in gone
+    results = {event["step"] for event in seen if event["event"] == "result"}
+    assert results == evaluated and not results & {CUT, DAMAGED, FAILING}
+    assert len(gone) <= 4, "a watch that keeps up misses few"
+    assert {event["event"] for event in seen} >= {"lost", "back", "torn", "retry", "failed"}
+
+
+def readable(place: Path) -> bool:
+    try:
+        torch.load(place, weights_only=False, mmap=True)
+    except Exception:
+        return False
+    return True
+
+
+def damage(place: Path) -> None:
+    """One bit of a record's data: only its CRC shows it."""
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.write_bytes(content)
