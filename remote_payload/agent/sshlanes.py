@@ -11,7 +11,7 @@ import threading
 from typing import Any, Dict, List
 
 from remote_payload.agent import credentials
-from remote_payload.agent.sending import Lane
+from remote_payload.agent.ways import Lane
 
 ALIAS = "orch-evaluation-host"
 """the name under which the host's key stands in the known_hosts that came with the question"""
