@@ -59,7 +59,10 @@ def _keep_scripts(scene: Scene, ledger: Ledger) -> None:
     """Keep the local harness files, each under its digest: the report shows what changed between two versions."""
     for file in scene.ours.files:
         if file.size <= SCRIPT_LIMIT and not ledger.has_script(file.sha256):
-            content = (scene.job.harness_local / file.path).read_bytes()
+            try:
+                content = (scene.job.harness_local / file.path).read_bytes()
+            except OSError:
+                continue  # it went away since it was looked at
             if hashlib.sha256(content).hexdigest() == file.sha256:  # else it was edited since it was looked at
                 ledger.keep_script(file.sha256, content)
 
