@@ -35,6 +35,8 @@ class Small:
     """box -> its home as the box itself names it, where it is another"""
     environment: dict[str, str] = field(default_factory=dict)
     timeouts: str = QUICK
+    host_process: Path | None = None
+    """a file with the pid of a process of the evaluation box, where that is a machine of its own"""
 
     def furnish(self, code: str = RESULT, steps: tuple[int, ...] = (7,)) -> None:
         """Checkpoints on one box, the project on the laptop; `code` is what the evaluation runs."""
@@ -129,12 +131,15 @@ class Small:
         return self.file(run_id, "exit.json")
 
     def processes(self, run_id: str) -> list[int]:
-        """Living processes on this machine that carry the run's mark."""
+        """Living processes of the box that carry the run's mark."""
+        own = Path("/proc", self.host_process.read_text().strip() if self.host_process else "self", "ns", "pid")
+        namespace = os.readlink(own)
         mark = f"ORCH_RUN_FOLDER={self.inside.get('evaluate', self.evaluate)}/orch/runs/{run_id}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                mine = os.readlink(entry / "ns" / "pid") == namespace
+                if mine and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue
