@@ -273,6 +273,7 @@ def measure(folder: Path, names: list[str], seconds: float) -> list[Row]:
         evaluate=homes["eval"],
         hosts=hosts,
         inside={"train": "/root", "evaluate": "/root"},
+        host_process=folder / "hosts" / "eval" / "pid",
         timeouts="{poll: 1s}",
     )
     boxes.furnish()

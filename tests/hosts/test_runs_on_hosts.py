@@ -31,6 +31,7 @@ def boxes(testhosts: Any, tmp_path: Path) -> Iterator[Small]:
         evaluate=homes["eval"],
         hosts=hosts,
         inside={"train": "/root", "evaluate": "/root"},
+        host_process=Path(testhosts.state) / "eval" / "pid",
         timeouts="{poll: 200ms, heartbeat: 500ms, dead: 3s, agent_dead: 4s, connect: 3s}",
     )
     yield made

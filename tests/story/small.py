@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULT = "import json, sys; json.dump({'score': 1.5}, open(sys.argv[2], 'w'))\n"
 COMMAND = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
-QUICK = "{poll: 200ms, heartbeat: 500ms, dead: 4s, agent_dead: 5s, connect: 4s}"
+QUICK = "{poll: 200ms}"
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Small:
     """box -> its home as the box itself names it, where it is another"""
     environment: dict[str, str] = field(default_factory=dict)
     timeouts: str = QUICK
+    host_process: Path | None = None
+    """a file with the pid of a process of the evaluation box, where that is a machine of its own"""
 
     def furnish(self, code: str = RESULT, steps: tuple[int, ...] = (7,)) -> None:
         """Checkpoints on one box, the project on the laptop; `code` is what the evaluation runs."""
@@ -121,20 +123,25 @@ class Small:
         return str(rows[run_id]["state"])
 
     def detach(self, *words: str) -> str:
-        """Start an evaluation and come back; its id."""
-        return str(self.json("eval-latest", "--yes", "--detach", *words)["run"]["id"])
+        """Start an evaluation and come back; its id. One that fails at once may have been seen to."""
+        done = self.orch("eval-latest", "--yes", "--detach", *words, "--json")
+        assert done.returncode in (0, 8), done.stdout + done.stderr
+        return str(json.loads(done.stdout)["run"]["id"])
 
     def wait_for_end(self, run_id: str, seconds: float = 60) -> dict[str, Any]:
         wait_until(lambda: self.file(run_id, "exit.json"), seconds)
         return self.file(run_id, "exit.json")
 
     def processes(self, run_id: str) -> list[int]:
-        """Living processes on this machine that carry the run's mark."""
+        """Living processes of the box that carry the run's mark."""
+        own = Path("/proc", self.host_process.read_text().strip() if self.host_process else "self", "ns", "pid")
+        namespace = os.readlink(own)
         mark = f"ORCH_RUN_FOLDER={self.inside.get('evaluate', self.evaluate)}/orch/runs/{run_id}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                mine = os.readlink(entry / "ns" / "pid") == namespace
+                if mine and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
             except OSError:
                 continue
