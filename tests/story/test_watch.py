@@ -118,11 +118,12 @@ def test_a_refusal_that_goes_away_delays_the_evaluation_and_loses_nothing(make: 
     world = make()
     watching = world.start("--until", "10")
     world.wait_for_the_first_look()
-    (world.evaluate / "harness").mkdir()
-    (world.evaluate / "harness" / "evaluate.py").write_text("# somebody's own\n")
+    synced = world.evaluate / "harness" / "evaluate.py"
+    ours = synced.read_text()
+    synced.write_text(ours + "# somebody's own\n")
     world.save(10)
     watching.wait_for("refused")
-    (world.evaluate / "harness" / "evaluate.py").unlink()
+    synced.write_text(ours)
     assert watching.ended() == 0 and world.measured() == [10]
     assert len(watching.of("refused")) == 1, "said once"
 
