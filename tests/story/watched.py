@@ -178,7 +178,10 @@ class Watching:
 
     def ended(self, seconds: float = 100) -> int:
         """The exit code, once it has ended by itself."""
-        code = self.process.wait(timeout=seconds)
+        try:
+            code = self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it goes on after {seconds} s; last events: {self.events[-12:]}") from None
         self._reader.join(timeout=10)
         return code
 
