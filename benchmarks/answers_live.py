@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -350,6 +351,7 @@ def bench_hosts(prefix: str, network: str) -> Iterator[Bench]:
     """Hosts that are up for the time of a block."""
     if os.geteuid() != 0 or sys.platform != "linux":
         sys.exit("this benchmark needs root on Linux for its hosts")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that hosts are taken down
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
         folder = Path(name)
         hosts = TestHosts(prefix=prefix, network=network, state=folder / "hosts")
