@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import struct
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +47,14 @@ def stage(testhosts: Any, world: World, tmp_path: Path) -> Iterator[Stage]:
         yield built
 
 
-def typed(stage: Stage) -> Watching:
+@pytest.fixture
+def typed(stage: Stage) -> Iterator[Callable[[], Watching]]:
+    """Types the command; closes what was typed."""
     words = ["watch", "dflash", "--backfill", "--until", "training-ends", "--json"]
-    return Watching(
-        subprocess.Popen(
+    made: list[Watching] = []
+
+    def one() -> Watching:
+        process = subprocess.Popen(
             [sys.executable, "-c", "from orchestrator.cli import main; main()", *words],
             cwd=stage.project,
             env=stage.variables(),
@@ -56,13 +63,20 @@ def typed(stage: Stage) -> Watching:
             stderr=subprocess.PIPE,
             text=True,
         )
-    )
+        made.append(Watching(process))
+        return made[-1]
+
+    yield one
+    for watching in made:
+        watching.close()
 
 
-def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(testhosts: Any, stage: Stage) -> None:
+def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(
+    testhosts: Any, stage: Stage, typed: Callable[[], Watching]
+) -> None:
     last = str(STEPS[-1])
     stage.start_training("--save-every", str(EVERY), "--keep", "3", "--pace", "3", "--steps", last)
-    watching, seen = typed(stage), []
+    watching, seen = typed(), []
     for step in STEPS:
         place = stage.train / "live" / f"step_{step}" / "checkpoint.pt"
         wait_until(lambda place=place: place.exists() and readable(place), 60)
@@ -70,7 +84,11 @@ def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(testhos
             place.write_bytes(place.read_bytes()[:-200])
         elif step == DAMAGED:
             damage(place)
-        elif step == REWRITTEN:
+        if step in (CUT, DAMAGED):
+            watching.process.send_signal(signal.SIGCONT)
+        elif step + EVERY in (CUT, DAMAGED):  # it must not see the next one whole
+            watching.process.send_signal(signal.SIGSTOP)
+        if step == REWRITTEN:
             time.sleep(4)
             state = torch.load(place, weights_only=False)
             torch.save({**state, "rewritten": True}, place)
@@ -78,7 +96,7 @@ def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(testhos
             watching.kill()
             seen += watching.events
             time.sleep(1)
-            watching = typed(stage)
+            watching = typed()
         elif step == UNPLUGGED:
             with testhosts.unplugged("train"):
                 time.sleep(8)
@@ -110,7 +128,10 @@ def readable(place: Path) -> bool:
 
 
 def damage(place: Path) -> None:
-    """One bit of a record's data: only its CRC shows it."""
+    """One bit of the model's first tensor: only the CRC of its record shows it."""
+    with zipfile.ZipFile(place) as archive:
+        record = next(one for one in archive.infolist() if one.filename.endswith("/data/0"))
     content = bytearray(place.read_bytes())
-    content[len(content) // 2] ^= 1
+    name, extra = struct.unpack_from("<HH", content, record.header_offset + 26)
+    content[record.header_offset + 30 + name + extra] ^= 1
     place.write_bytes(content)

@@ -57,7 +57,7 @@ class WatchedWorld:
     """that an evaluation takes"""
     config: str = ""
     """the user's own config.yaml"""
-    typed: list[subprocess.Popen[str]] = field(default_factory=list)
+    typed: list[Watching] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for place in (self.checkpoints, self.evaluate, self.folder / "harness", self.folder / "jobs"):
@@ -128,8 +128,8 @@ class WatchedWorld:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.typed.append(typed)
-        return Watching(typed)
+        self.typed.append(Watching(typed))
+        return self.typed[-1]
 
     def orch(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Type another command."""
@@ -145,13 +145,9 @@ class WatchedWorld:
 
     def close(self) -> None:
         """End what was started."""
-        for process in (self.training, *self.typed):
-            if process.poll() is None:
-                process.kill()
-            process.wait(timeout=10)
-            for stream in (process.stdout, process.stderr):
-                if stream is not None:
-                    stream.close()
+        self.end_training()
+        for watching in self.typed:
+            watching.close()
 
 
 class Watching:
@@ -178,7 +174,10 @@ class Watching:
 
     def ended(self, seconds: float = 100) -> int:
         """The exit code, once it has ended by itself."""
-        code = self.process.wait(timeout=seconds)
+        try:
+            code = self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it goes on after {seconds} s; last events: {self.events[-12:]}") from None
         self._reader.join(timeout=10)
         return code
 
@@ -186,6 +185,15 @@ class Watching:
         """As a laptop that dies."""
         self.process.send_signal(signal.SIGKILL)
         self.ended()
+
+    def close(self) -> None:
+        """End it, if it goes on, and let go of its streams."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.ended()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
     def said(self) -> str:
         """Its stderr; only once it has ended."""
