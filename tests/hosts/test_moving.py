@@ -243,7 +243,6 @@ def test_after_a_cut_link_to_the_evaluation_box_it_goes_on(boxes: Boxes, transfe
     resumed(boxes, kept, transfer)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
 def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)
@@ -255,10 +254,7 @@ def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) 
     resumed(boxes, kept, transfer)
 
 
-@pytest.mark.parametrize(
-    "transfer",
-    ["direct", pytest.param("tunnel", marks=pytest.mark.full), pytest.param("relay", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
 def test_after_a_reboot_of_the_evaluation_box_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)
     shipping.until_half()
