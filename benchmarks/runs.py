@@ -118,6 +118,7 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
                 env={},
                 secrets={},
                 windows=[],
+                beside=None,
                 timeouts=inventory.timeouts,
             )
         assert run.state == "running", run
@@ -154,8 +155,8 @@ def log_rows(boxes: Small, seconds: float) -> list[Row]:
         [*COMMAND, "logs", "-f", run_id], cwd=boxes.folder, env=variables, stdout=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: _agents(boxes))
         time.sleep(8)  # both have started up
+        wait_until(lambda: len(_agents(boxes)) == 1)  # those of earlier commands have gone
         (agent,) = _agents(boxes)
         log = boxes.runs / run_id / "log"
         size, began = log.stat().st_size, time.monotonic()
@@ -222,7 +223,8 @@ def _agents(boxes: Small) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(entry / "ns" / "pid") == own and " -I -S -B -c " in _command(int(entry.name)):
+            command = _command(int(entry.name))
+            if os.readlink(entry / "ns" / "pid") == own and command.startswith(f"{sys.executable} -I -S -B -c "):
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -68,7 +68,7 @@ CUTS = {
 def test_a_link_cut_in_this_step_for_longer_than_the_keepalive_costs_nothing(
     testhosts: Any, boxes: Small, step: str
 ) -> None:
-    boxes.furnish(slow(1))
+    boxes.furnish(slow(3))
     inventory = boxes.folder / "hosts.yaml"
     inventory.write_text(inventory.read_text().replace("job: j}", "job: j, limit_rate: 150KB}"))
     typed = boxes.start("eval-latest", "--yes", "--json")
@@ -76,6 +76,8 @@ def test_a_link_cut_in_this_step_for_longer_than_the_keepalive_costs_nothing(
     while typed.poll() is None and not any(boxes.evaluate.glob(CUTS[step])):
         assert time.monotonic() < deadline
         time.sleep(0.002)
+    if step == "follow":
+        time.sleep(1.5)  # until the laptop knows that it has begun
     with testhosts.unplugged("eval"):
         time.sleep(6)
     out, err = typed.communicate(timeout=100)
