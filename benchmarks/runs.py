@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "story")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "story")]
 
+from conftest import TestHosts  # noqa: E402
 from small import COMMAND, RESULT, Small, wait_until  # noqa: E402
 
-TESTHOSTS = ROOT / "tests" / "hosts" / "testhosts.sh"
 TICK = os.sysconf("SC_CLK_TCK")
 LAUNCH_GOAL, CORE_GOAL, GROWTH_GOAL = 2.0, 5.0, 2 << 20
 SUPERVISOR_CORE_GOAL, SUPERVISOR_MEMORY_GOAL = 0.1, 20.0
@@ -118,6 +118,7 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
                 env={},
                 secrets={},
                 windows=[],
+                beside=None,
                 timeouts=inventory.timeouts,
             )
         assert run.state == "running", run
@@ -154,9 +155,9 @@ def log_rows(boxes: Small, seconds: float) -> list[Row]:
         [*COMMAND, "logs", "-f", run_id], cwd=boxes.folder, env=variables, stdout=subprocess.DEVNULL
     )
     try:
-        wait_until(_agents)
         time.sleep(8)  # both have started up
-        (agent,) = _agents()
+        wait_until(lambda: len(_agents(boxes)) == 1)  # those of earlier commands have gone
+        (agent,) = _agents(boxes)
         log = boxes.runs / run_id / "log"
         size, began = log.stat().st_size, time.monotonic()
         found = cost_of({"laptop": typed.pid, "host": agent}, seconds)
@@ -215,18 +216,15 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
 
 
-def _agents() -> list[int]:
+def _agents(boxes: Small) -> list[int]:
     """Agents on the evaluation host."""
-    said = subprocess.run(
-        ["bash", str(TESTHOSTS), "exec", "eval", "sh", "-c", "readlink /proc/self/ns/pid"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+    assert boxes.host_process is not None
+    own = os.readlink(f"/proc/{boxes.host_process.read_text().strip()}/ns/pid")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(entry / "ns" / "pid") == said and " -I -S -B -c " in _command(int(entry.name)):
+            command = _command(int(entry.name))
+            if os.readlink(entry / "ns" / "pid") == own and command.startswith(f"{sys.executable} -I -S -B -c "):
                 found.append(int(entry.name))
         except OSError:
             continue
@@ -243,27 +241,26 @@ def main() -> None:
         sys.exit("runs.py needs root on Linux for its hosts")
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as name:
         folder = Path(name)
-        state = folder / "hosts"
-        os.environ.update(
-            RF_PREFIX=os.environ.get("RF_PREFIX", f"br{os.getpid() % 1000}"),
-            RF_STATE=str(state),
-            RF_NET=os.environ.get("RF_NET", "10.96.78"),
-            RF_SHARE=":".join({str(ROOT), sys.prefix, sys.base_prefix} - {"/usr", "/usr/local"}),
-            ORCH_SSH_CONFIG=str(state / "ssh_config"),
-            ORCH_HOME=str(folder / "state"),
+        hosts = TestHosts(
+            prefix=os.environ.get("RF_PREFIX", f"br{os.getpid() % 1000}"),
+            network=os.environ.get("RF_NET", "10.96.78"),
+            state=folder / "hosts",
         )
-        subprocess.run(["bash", str(TESTHOSTS), "up"], check=True)
+        hosts.state.mkdir(mode=0o700)
+        os.environ.update(ORCH_SSH_CONFIG=str(hosts.config), ORCH_HOME=str(folder / "state"))
+        os.environ.pop("SSH_AUTH_SOCK", None)
         try:
-            found = measure(folder, options.rows, 180.0 if options.full else options.seconds)
+            hosts.up()
+            found = measure(hosts, folder, options.rows, 180.0 if options.full else options.seconds)
         finally:
-            subprocess.run(["bash", str(TESTHOSTS), "down"], check=True)
+            hosts.down()
     print(*found, sep="\n")
 
 
-def measure(folder: Path, names: list[str], seconds: float) -> list[Row]:
+def measure(hosts: TestHosts, folder: Path, names: list[str], seconds: float) -> list[Row]:
     """The rows of these names, on hosts that are up."""
-    homes = {name: folder / "hosts" / name / "fs" / "p" / "root" for name in ("train", "eval")}
-    hosts = (
+    homes = {name: hosts.state / name / "fs" / "p" / "root" for name in ("train", "eval")}
+    lines = (
         f"  train: {{ssh: root@train, roles: [train], python: {sys.executable}}}\n"
         f"  box: {{ssh: root@eval, roles: [eval], python: {sys.executable}, workdir: ~/orch}}\n"
     )
@@ -271,9 +268,9 @@ def measure(folder: Path, names: list[str], seconds: float) -> list[Row]:
         folder=folder / "laptop",
         train=homes["train"],
         evaluate=homes["eval"],
-        hosts=hosts,
+        hosts=lines,
         inside={"train": "/root", "evaluate": "/root"},
-        host_process=folder / "hosts" / "eval" / "pid",
+        host_process=hosts.state / "eval" / "pid",
         timeouts="{poll: 1s}",
     )
     boxes.furnish()

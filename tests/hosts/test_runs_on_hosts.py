@@ -14,7 +14,11 @@ import pytest
 from small import RESULT, Small, wait_until
 
 pytestmark = pytest.mark.hosts
-SLOW = "import time; print('begun', flush=True); time.sleep({seconds})\n" + RESULT
+
+
+def slow(seconds: float) -> str:
+    """An evaluation that takes so long."""
+    return f"import time; print('begun', flush=True); time.sleep({seconds})\n" + RESULT
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ CUTS = {
 def test_a_link_cut_in_this_step_for_longer_than_the_keepalive_costs_nothing(
     testhosts: Any, boxes: Small, step: str
 ) -> None:
-    boxes.furnish(SLOW.format(seconds=1))
+    boxes.furnish(slow(3))
     inventory = boxes.folder / "hosts.yaml"
     inventory.write_text(inventory.read_text().replace("job: j}", "job: j, limit_rate: 150KB}"))
     typed = boxes.start("eval-latest", "--yes", "--json")
@@ -72,6 +76,8 @@ def test_a_link_cut_in_this_step_for_longer_than_the_keepalive_costs_nothing(
     while typed.poll() is None and not any(boxes.evaluate.glob(CUTS[step])):
         assert time.monotonic() < deadline
         time.sleep(0.002)
+    if step == "follow":
+        time.sleep(1.5)  # until the laptop knows that it has begun
     with testhosts.unplugged("eval"):
         time.sleep(6)
     out, err = typed.communicate(timeout=100)
@@ -84,7 +90,7 @@ def test_a_link_cut_in_this_step_for_longer_than_the_keepalive_costs_nothing(
 
 
 def test_a_restarted_host_has_lost_its_run_says_why_and_runs_it_again(testhosts: Any, boxes: Small) -> None:
-    boxes.furnish(SLOW.format(seconds=60))
+    boxes.furnish(slow(60))
     run_id = boxes.detach()
     begun(boxes, run_id)
     testhosts.reboot("eval")
@@ -96,7 +102,7 @@ def test_a_restarted_host_has_lost_its_run_says_why_and_runs_it_again(testhosts:
 
 
 def test_a_follower_of_a_host_that_comes_back_empty_hears_that_the_run_is_lost(testhosts: Any, boxes: Small) -> None:
-    boxes.furnish(SLOW.format(seconds=60))
+    boxes.furnish(slow(60))
     typed = boxes.start("eval-latest", "--yes", "--json")
     wait_until(boxes.ids)
     (run_id,) = boxes.ids()
@@ -137,9 +143,7 @@ def test_logs_survive_a_cut_and_say_each_line_once(testhosts: Any, boxes: Small)
 
 
 def test_cancel_reaches_what_another_connection_started(testhosts: Any, boxes: Small) -> None:
-    boxes.furnish(
-        "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)\n" + SLOW.format(seconds=60)
-    )
+    boxes.furnish("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)\n" + slow(60))
     run_id = boxes.detach()
     begun(boxes, run_id)
     assert "sleep 300" in testhosts.sh("eval", "ps -eo args=").stdout
