@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "story")]
 
+import runs_sync  # noqa: E402
 from conftest import TestHosts  # noqa: E402
 from small import COMMAND, RESULT, Small, wait_until  # noqa: E402
 
@@ -233,7 +235,7 @@ def _agents(boxes: Small) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="*", choices=(*ROWS, "sync"), default=[*ROWS, "sync"])
     parser.add_argument("--seconds", type=float, default=40.0, help="how long each row measures")
     parser.add_argument("--full", action="store_true", help="three minutes each")
     options = parser.parse_args()
@@ -251,10 +253,22 @@ def main() -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         try:
             hosts.up()
-            found = measure(hosts, folder, options.rows, 180.0 if options.full else options.seconds)
+            names = [name for name in options.rows if name in ROWS]
+            found = list(map(str, measure(hosts, folder, names, 180.0 if options.full else options.seconds)))
+            if "sync" in options.rows:
+                found += sync_rows(hosts, folder / "sync", 15 if options.full else 7)
         finally:
             hosts.down()
     print(*found, sep="\n")
+
+
+def sync_rows(hosts: TestHosts, folder: Path, rounds: int) -> list[str]:
+    """The rows of runs_sync.py, where what it needs is there."""
+    if missing := [tool for tool in ("rsync", "cc") if shutil.which(tool) is None]:
+        print(f"sync-harness is not measured: missing {' '.join(missing)}")
+        return []
+    folder.mkdir()
+    return runs_sync.rows(hosts, folder, rounds)
 
 
 def measure(hosts: TestHosts, folder: Path, names: list[str], seconds: float) -> list[Row]:
