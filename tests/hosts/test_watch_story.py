@@ -102,21 +102,21 @@ def test_every_complete_checkpoint_is_evaluated_once_or_reported_as_gone(
                 time.sleep(8)
     code = watching.ended(300)
     seen += watching.events
-    assert code == 8, watching.said()
+    gone = {event["step"] for event in seen if event["event"] == "gone"}
+    assert code == (0 if FAILING in gone else 8), (gone, watching.said())
     runs = [json.loads(path.read_text()) for path in stage.evaluate.glob("orch/runs/*/spec.json")]
     folders = {path.parent.name: json.loads(path.read_text()) for path in stage.evaluate.glob("orch/runs/*/exit.json")}
     ended = [(run["checkpoint"], run["step"], folders[run["id"]]["state"]) for run in runs]
     once = Counter(identity for identity, _, state in ended if state == "succeeded")
     assert set(once.values()) == {1}, once
     evaluated = {step for _, step, state in ended if state == "succeeded"}
-    gone = {event["step"] for event in seen if event["event"] == "gone"}
     failed = [step for _, step, state in ended if state == "failed"]
     assert failed in ([FAILING] * 2, []) and set(STEPS) - {CUT, DAMAGED, FAILING} <= evaluated | gone, (evaluated, gone)
     assert failed or FAILING in gone
     results = {event["step"] for event in seen if event["event"] == "result"}
     assert results == evaluated and not results & {CUT, DAMAGED, FAILING}
     assert len(gone) <= 4, "a watch that keeps up misses few"
-    assert {event["event"] for event in seen} >= {"lost", "back", "torn", "retry", "failed"}
+    assert {event["event"] for event in seen} >= {"lost", "back", "torn"}
 
 
 def readable(place: Path) -> bool:
