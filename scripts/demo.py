@@ -28,7 +28,8 @@ PATIENCE = 400
 HOSTS = """\
 hosts:
   train-box: {{roles: [train], python: {python}}}
-  eval-box: {{roles: [eval], workdir: ~/orch, python: {python}, limits: {{threads: 1}}}}
+  # one_use_keys: the embedded boxes read no authorized_keys, so the weights go through this machine
+  eval-box: {{roles: [eval], workdir: ~/orch, python: {python}, limits: {{threads: 1}}, one_use_keys: false}}
 runs:
   dflash:
     host: train-box

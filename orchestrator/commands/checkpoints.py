@@ -49,13 +49,13 @@ def _staged(host: str | None, as_json: bool, verbose: int, inventory: Path | Non
         found = call.inventory()
         with call.connections(found) as connections:
             report = list_staged(found, host, connections)
-        _show_staged(call, report, cleaned=False)
+        _show_staged(call, report)
 
 
-def _show_staged(call: Call, report: StagedReport, *, cleaned: bool) -> None:
+def _show_staged(call: Call, report: StagedReport, *, cleaned: str = "") -> None:
     from orchestrator.reports.documents import staged_body
 
-    call.body = staged_body(report.rows, cleaned=cleaned)
+    call.body = staged_body(report.rows, cleaned=bool(cleaned))
     if not call.as_json:
         from orchestrator.reports.tables import staged_table
 
@@ -80,4 +80,4 @@ def clean(host: str | None, keep: int, dry_run: bool, as_json: bool, verbose: in
         found = call.inventory()
         with call.connections(found) as connections:
             report = story(found, host, keep, connections, dry_run=dry_run)
-        _show_staged(call, report, cleaned=True)
+        _show_staged(call, report, cleaned="would go" if dry_run else "removed")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.model import TrainingRun
 
 
-@click.command(options_metavar="[OPTIONS]")
+@click.command(options_metavar="[OPTIONS]", short_help="Watch training while a command of yours runs.")
 @click.argument("run")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 @common

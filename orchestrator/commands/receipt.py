@@ -9,7 +9,7 @@ import click
 from orchestrator.commands.call import calling, common
 
 
-@click.command()
+@click.command(short_help="What training did while orch was at work.")
 @click.argument("run")
 @common
 def receipt(run: str, as_json: bool, verbose: int, inventory: Path | None) -> None:

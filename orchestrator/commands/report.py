@@ -42,7 +42,8 @@ def report(
         if place is not None:
             _write(place, content)
             if not as_json:
-                click.echo(f"{place}: {len(found.points)} results, {len(content) / 1000:.0f} kB")
+                count = len(found.points)
+                click.echo(f"{place}: {count} result{'' if count == 1 else 's'}, {len(content) / 1000:.0f} kB")
         elif not as_json:
             click.echo(text, nl=False)
         file = str(place.resolve()) if place else None

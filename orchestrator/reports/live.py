@@ -59,6 +59,8 @@ class Live:
         self._began = self._said = time.monotonic()
         self._moving: tuple[float, int] | None = None
         """when shipping was first heard of, and the bytes that were there by then"""
+        self._whole = False
+        """whether the last line about shipping said that all bytes are there"""
 
     def planned(self, plan: Plan, drift: Drift, diffs: tuple[FileDiff, ...], scan: Scan | None) -> None:
         self.plan = plan
@@ -80,9 +82,12 @@ class Live:
             self._moving = (now, done)  # what an earlier attempt brought is no speed of this one
         began, kept = self._moving
         speed = (done - kept) / (now - began) if now > began else 0.0
-        if self._due() or done >= total:
+        whole, due = done >= total, self._due()
+        if (due or whole) and not (whole and self._whole):
+            self._whole = whole
+            pace = f", {throughput(speed)}" if speed else ""
             left = f", {duration((total - done) / speed)} left" if speed and done < total else ""
-            self._say(f"shipping {size(done)} of {size(total)}, {throughput(speed)}{left}")
+            self._say(f"shipping {size(done)} of {size(total)}{pace}{left}")
 
     def started(self, run: Run, job: Job, again: str) -> None:
         self.run, self.job, self.again = run, job, again

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
     from orchestrator.workflows.runs import RunsReport
 
 NEWEST = 20
-"""runs of a host that are shown unless all are wanted"""
+"""runs of a host, or steps to evaluate, that are shown unless all are wanted"""
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {
     "in_sync": "in_sync with the local one",
@@ -119,7 +119,9 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         headline = f", {known.headline_name} {_estimate(known.headline)}" if known and known.headline else ""
         yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
-        yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated))
+        older = len(row.unevaluated) - NEWEST
+        left_out = f" and {older} older" if older > 0 else ""
+        yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated[-NEWEST:])) + left_out
     for entry in row.remote_folder[:20]:
         headline = f", headline {entry['headline']}" if entry.get("headline") is not None else ""
         yield (
@@ -160,12 +162,12 @@ def checkpoints_table(scan: Scan) -> RenderableType:
     return table
 
 
-def staged_table(rows: Sequence[Staged], *, cleaned: bool = False) -> RenderableType:
-    """What lies on evaluation hosts; with `cleaned`, what became of it."""
-    table = _table("host", "step", "bytes", "staged", "from", "removed" if cleaned else "used by")
+def staged_table(rows: Sequence[Staged], *, cleaned: str = "") -> RenderableType:
+    """What lies on evaluation hosts; `cleaned`: the word for what was removed, where it is told what became of it."""
+    table = _table("host", "step", "bytes", "staged", "from", "outcome" if cleaned else "used by")
     for row in rows:
         came = row.staged_at or "arriving"
-        last = (shown(row.why) or "removed") if cleaned else ", ".join(map(shown, row.used_by))
+        last = (f"kept: {shown(row.why)}" if row.why else cleaned) if cleaned else ", ".join(map(shown, row.used_by))
         step = "" if row.step is None else str(row.step)
         table.add_row(row.host, step, size(row.bytes), shown(came), shown(row.source), last)
     return table

@@ -143,7 +143,8 @@ class _Names:
         known = self._ledger.entries(self._run, None, self._job)
         if not known:
             which = f" of run {self._run}" if self._run else ""
-            raise ConfigError(f"the ledger has no results{which}", hint="orch results lists them")
+            hint = "orch results lists those of other runs" if self._ledger.runs() else "orch eval-latest makes one"
+            raise ConfigError(f"the ledger has no results{which}", hint=hint)
         series = {entry.series for entry in known}
         if len(series) > 1:
             listed = "; ".join(f"{run} from {origin}, job {job}" for run, origin, job, _ in sorted(series))

@@ -124,8 +124,9 @@ def _series(ledger: Ledger, run: str | None, job: str | None) -> tuple[list[Entr
     entries = ledger.entries(run, None, job)
     if not entries:
         which = " ".join(filter(None, (f"of run {run!r}" if run else "", f"by job {job!r}" if job else "")))
-        known = ", ".join(ledger.runs()) or "none yet: orch eval-latest makes one"
-        raise ConfigError(f"no results {which}".rstrip(), hint=f"runs with results: {known}")
+        known = ", ".join(ledger.runs())
+        hint = f"runs with results: {known}" if known else "orch eval-latest makes one"
+        raise ConfigError(f"no results {which}".rstrip(), hint=hint)
     names = sorted({entry.run for entry in entries})
     if len(names) > 1:
         raise ConfigError(f"several training runs have results: {', '.join(names)}", hint="orch report RUN")

@@ -36,8 +36,9 @@ def results(run: str | None, last: int | None = None) -> tuple[Series, ...]:
         entries = ledger.entries(run, last=last)
         curves = ledger.curves(run) if last is not None else {}
         if run is not None and not entries:
-            known = ", ".join(ledger.runs()) or "none yet"
-            raise ConfigError(f"no results of a run {run!r}", hint=f"runs with results: {known}")
+            known = ", ".join(ledger.runs())
+            hint = f"runs with results: {known}" if known else "orch eval-latest makes one"
+            raise ConfigError(f"no results of a run {run!r}", hint=hint)
     found = []
     for series, group in groupby(entries, key=lambda entry: entry.series):
         mine = tuple(group)

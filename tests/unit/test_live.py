@@ -61,6 +61,14 @@ def test_without_a_terminal_shipping_is_one_line_each_ten_seconds_with_bytes_rat
     assert "100" in lines[-1] and "left" not in lines[-1]
 
 
+def test_what_is_shipped_at_once_is_one_line_without_a_rate(clock: list[float]) -> None:
+    out = io.StringIO()
+    live = Live(Console(file=out, force_terminal=False, width=200), quiet=False)
+    live.moved(1100, 1100)
+    live.moved(1100, 1100)
+    assert out.getvalue() == "shipping 1.1 kB of 1.1 kB\n"
+
+
 def test_at_a_terminal_shipping_is_a_bar_with_bytes_rate_and_time_left(clock: list[float]) -> None:
     out = io.StringIO()
     live = Live(Console(file=out, force_terminal=True, color_system=None, width=120), quiet=False)

@@ -92,6 +92,11 @@ def test_an_empty_ledger_is_no_failure_and_says_what_to_type(tmp_path: Path) -> 
 # -- compare -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("words", [("compare", "latest"), ("report",), ("report", "dflash"), ("results", "dflash")])
+def test_who_has_no_result_yet_is_told_what_makes_one(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert "orch eval-latest makes one" in answer(tmp_path / "state", *words, code=2)["error"]["hint"]
+
+
 def test_the_latest_is_held_against_the_baseline_prompt_by_prompt(home: Path) -> None:
     found = answer(home, "compare", "latest")
     assert (found["verdict"], found["items"], found["b"]["baseline"]) == ("better", 80, True)

@@ -1,0 +1,54 @@
+"""What people read: the list of commands, what cleaning did, and long lists of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import click
+import pytest
+from rich.console import Console
+
+from orchestrator.cli import commands
+from orchestrator.model import Staged
+from orchestrator.reports import tables
+
+
+def printed(thing: Any) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(thing)
+    return captured.get()
+
+
+def staged(step: int, why: str) -> Staged:
+    kept: dict[str, Any] = {"removed": not why, "why": why}
+    where: dict[str, Any] = {"host": "eval", "path": "p", "source": "train:/c", "staged_at": None, "whole": True}
+    return Staged(identity=f"{step}", step=step, bytes=1, used_by=(), **where, **kept)
+
+
+def evaluation_lines(unevaluated: Iterable[int]) -> dict[str, str]:
+    row = SimpleNamespace(
+        harness="in_sync", evaluations=(), results={}, unevaluated=tuple(unevaluated), remote_folder=()
+    )
+    return dict(tables._evaluation_lines(cast(Any, row)))
+
+
+def test_no_command_is_cut_in_the_list_of_commands() -> None:
+    for name, command in commands.commands.items():
+        assert not command.get_short_help_str(limit=80 - 6 - len("sync-harness")).endswith("..."), name
+    assert isinstance(commands, click.Group)
+
+
+@pytest.mark.parametrize("word", ["removed", "would go"])
+def test_cleaning_says_what_went_and_why_the_rest_stays(word: str) -> None:
+    told = printed(tables.staged_table([staged(2, "one of the newest"), staged(1, "")], cleaned=word)).splitlines()
+    assert told[0].split()[-1] == "outcome"
+    assert told[1].strip().endswith("kept: one of the newest") and told[2].strip().endswith(word)
+
+
+def test_of_many_steps_to_evaluate_the_newest_are_shown() -> None:
+    assert evaluation_lines([100, 200])["to evaluate"] == "step 100, 200"
+    told = evaluation_lines(range(1, 151))["to evaluate"]
+    assert told.startswith("step 131, 132") and told.endswith("149, 150 and 130 older")
