@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.actions import launched
-from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
 from orchestrator.errors import ConfigError, EvaluationFailed, Refused
+from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Run
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.eval_latest import EvalReport, Listener, eval_latest, go_on

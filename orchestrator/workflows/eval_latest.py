@@ -14,10 +14,11 @@ from orchestrator import config, receipts, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn, training
 from orchestrator.actions.harness_diff import FileDiff
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
 from orchestrator.errors import EvaluationFailed, OrchError, Refused, TornCheckpoint, TrainingDisturbed
+from orchestrator.keeping import state_folder
 from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Route, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows import witnessing

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__, records, windows
 from orchestrator.actions import comparison, training
 from orchestrator.answers import Json
+from orchestrator.clock import utc_now
 from orchestrator.errors import EvaluationFailed, Refused
 from orchestrator.model import Digests, Receipt, Result, ResultRule
 
@@ -67,7 +67,6 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
     document = read_result(read(rule.file), rule, f"jobs/{spec.get('job')}.yaml")
     baseline = document.get("baseline")
     ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     return Result(
         id=str(spec["id"]),
         run=str(spec.get("run") or ""),
@@ -83,7 +82,7 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
         source=spec.get("source"),
         origin=str(spec.get("origin") or ""),
         file=rule.file,
-        ended_at=str(ended.get("ended_at") or now),
+        ended_at=str(ended.get("ended_at") or utc_now()),
         folder=folder,
         rule=rule,
         versions=_versions(spec, document),

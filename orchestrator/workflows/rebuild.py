@@ -8,9 +8,10 @@ from pathlib import Path
 
 from orchestrator import config, receipts, records
 from orchestrator.actions import runs
-from orchestrator.actions.ledger import Ledger, set_aside, state_folder
+from orchestrator.actions.ledger import Ledger, set_aside
 from orchestrator.answers import Json
 from orchestrator.errors import ConfigError, HostUnreachable, OrchError, Refused
+from orchestrator.keeping import state_folder
 from orchestrator.model import Entry, Host, Inventory, Result, ResultRule
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.fleet import on_each

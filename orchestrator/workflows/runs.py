@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from orchestrator import config
 from orchestrator.actions import launched, runs
-from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.runs import Cancelled
 from orchestrator.errors import ConfigError, OrchError
+from orchestrator.keeping import state_folder
 from orchestrator.model import Host, Inventory, Run
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.fleet import Outcome, on_each

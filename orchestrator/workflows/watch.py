@@ -16,10 +16,11 @@ from functools import partial
 from orchestrator import config, receipts
 from orchestrator import plan as planning
 from orchestrator.actions import watched
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.observation import RunFacts
 from orchestrator.actions.watched import PENDING, Memory
 from orchestrator.errors import ConfigError, EvaluationFailed, OrchError, Refused, TrainingDisturbed
+from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Receipt
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.eval_latest import sync

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from orchestrator import windows
 from orchestrator.actions import checkpoints, retention, staging, torn, training
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.observation import RunFacts
 from orchestrator.actions.watched import Watched
 from orchestrator.answers import Json
 from orchestrator.errors import HostKeyError, HostUnreachable, OrchError, Refused, TornCheckpoint
+from orchestrator.keeping import state_folder
 from orchestrator.model import Candidate, Checkpoint, Scan
 from orchestrator.workflows import witnessing
 from orchestrator.workflows.eval_latest import ends, routes_for
