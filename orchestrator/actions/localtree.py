@@ -20,7 +20,6 @@ from remote_payload.agent import replace, wire
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder
 
-RECORD = "taken.json"
 GIT_PATIENCE = 30.0
 """seconds for `git status`"""
 

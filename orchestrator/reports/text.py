@@ -11,28 +11,6 @@ from collections.abc import Mapping
 LIMIT = 200
 """characters of one piece of foreign text in a table"""
 ELLIPSIS = "..."
-_ASCII = str.maketrans(
-    {
-        "…": "...",
-        "–": "-",
-        "—": "-",
-        "−": "-",
-        "·": "|",
-        "→": "->",
-        "←": "<-",
-        "±": "+-",
-        "×": "x",
-        "≤": "<=",
-        "≥": ">=",
-        "✓": "ok",
-        "✗": "x",
-        "•": "*",
-        "“": '"',
-        "”": '"',
-        "‘": "'",
-        "’": "'",
-    }
-)
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _UNITS_1000 = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNITS_1024 = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -134,10 +112,8 @@ def ago(seconds: float) -> str:
     return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
 
 
-def wants_colour(choice: str, environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Whether to print colours: `--color always|never`, then NO_COLOR, FORCE_COLOR, TERM=dumb, then the terminal."""
-    if choice != "auto":
-        return choice == "always"
+def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """Whether to print colours: NO_COLOR, then FORCE_COLOR, TERM=dumb, then the terminal."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
@@ -148,11 +124,6 @@ def wants_colour(choice: str, environ: Mapping[str, str], is_terminal: bool) -> 
 def speaks_unicode(encoding: str | None) -> bool:
     """Whether a stream of this encoding (`sys.stdout.encoding`) can show everything."""
     return (encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf16", "utf32", "utf8sig")
-
-
-def in_ascii(text: str) -> str:
-    """The same text for a terminal without UTF-8: typographic signs as their ASCII look-alikes, the rest as escapes."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:

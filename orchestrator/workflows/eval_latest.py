@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, receipts, taken
+from orchestrator import config, measures, receipts, taken
 from orchestrator import plan as planning
-from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn, training
+from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.runs import Reading
@@ -336,7 +336,7 @@ def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener
 
     Once on the way, when the aftermath of shipping ends, training is looked at: what dies later died by itself.
     """
-    seen, aftermath = len(looks), time.monotonic() + training.AFTERMATH - MARGIN
+    seen, aftermath = len(looks), time.monotonic() + measures.AFTERMATH - MARGIN
 
     def looked(look: Json) -> None:
         listener.looked(look)
