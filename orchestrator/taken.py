@@ -43,7 +43,7 @@ def _files(rows: Mapping[str, Any]) -> dict[str, TakenFile]:
 def _with_markers(job: Job, paths: Sequence[str]) -> tuple[str, ...]:
     from orchestrator.merging import has_markers
 
-    return tuple(path for path in paths if has_markers(text(job, path)))
+    return tuple(path for path in paths if has_markers(local_text(job.harness_local, path)))
 
 
 def remember(
@@ -71,10 +71,10 @@ def forget(job: Job, host: Host) -> None:
         _write(job, record)
 
 
-def text(job: Job, path: str) -> bytes:
+def local_text(root: Path, path: str) -> bytes:
     """A local file of the harness as it is now; empty where there is none."""
     try:
-        with open(Folder(str(job.harness_local)).open(path), "rb") as file:
+        with open(Folder(str(root)).open(path), "rb") as file:
             return file.read()
     except (OSError, AgentError):
         return b""

@@ -223,7 +223,7 @@ def _act(
     if plan.action("sync"):
         sync(scene, connections, listener.warned)
     if plan.action("ship"):
-        _check_fit(scene, connections)
+        refuse_what_does_not_fit(scene, connections)
         witness = witnessing.begin(scene, connections)
         try:
             _ship(scene, plan, checkpoint, connections, listener)
@@ -262,11 +262,6 @@ def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connect
     if pace.get("backed_off"):
         held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
         listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
-
-
-def _check_fit(scene: Scene, connections: Connections) -> None:
-    """Raises Refused where the evaluation would fail at once: better now than after gigabytes."""
-    refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
 
 
 def launch(
@@ -359,10 +354,9 @@ def failure(report: EvalReport) -> OrchError | None:
     """The error that a report amounts to, if any: the evaluation failed, or training changed meanwhile."""
     run = report.run
     if run is not None and run.state in ("failed", "lost", "cancelled", "refused"):
-        ended = run.reason or (f"exit {run.exit_code}" if run.exit_code is not None else f"signal {run.signal}")
         log = f"orch logs {run.id} shows its log; " if run.folder else ""
         hint = f"{log}orch rerun {run.id} tries again"
-        return EvaluationFailed(f"run {run.id} {run.state}: {ended}", hint=hint, host=run.host)
+        return EvaluationFailed(f"run {run.id} {run.state}: {run.how_it_ended}", hint=hint, host=run.host)
     if report.result is not None and report.result.receipt.verdict == "changed":
         return TrainingDisturbed("; ".join(report.result.receipt.reasons), hint="orch status shows how training stands")
     return None
