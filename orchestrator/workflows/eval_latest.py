@@ -6,27 +6,27 @@ Every step looks before it acts, so the cure for any interruption is the same co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, measures, receipts, taken
+from orchestrator import config, measures, receipts
 from orchestrator import plan as planning
-from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn
+from orchestrator.actions import launched, receipt_files, runs, torn
 from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
 from orchestrator.errors import EvaluationFailed, OrchError, Refused, TornCheckpoint, TrainingDisturbed
 from orchestrator.keeping import state_folder
-from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Route, Run, Scan
+from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows import witnessing
+from orchestrator.workflows.acting import launch, plan_for, ship, sync
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.following import follow
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
-from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
-from orchestrator.workflows.sync_harness import Consent, differences
+from orchestrator.workflows.scene import Options, Scene, observe, wanted_checkpoint
+from orchestrator.workflows.sync_harness import Consent
 
 MARGIN = 5.0
 """seconds before the end of the aftermath at which training is looked at"""
@@ -158,53 +158,7 @@ def _again(scene: Scene, run: Run) -> str:
     return " ".join(words)
 
 
-# -- plan and act ------------------------------------------------------------------------------------------------
-
-
-def plan_for(
-    scene: Scene, checkpoint: Checkpoint, consent: Consent, connections: Connections
-) -> tuple[Plan, tuple[FileDiff, ...]]:
-    """The plan, and the harness' difference for showing."""
-    key = planning.run_key(scene.digests(checkpoint.identity))
-    side = planning.EvalSide(
-        host=scene.evaluate,
-        staged=checkpoint.identity in scene.facts.staged,
-        arriving=scene.facts.arriving.get(checkpoint.identity, 0),
-        same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
-        disk_free=int(scene.box["disk"]["free"]),
-        memory_available=int(scene.box["memory"]["available"]),
-        memory_reserve=int(scene.box["memory"]["total"]) // 10 if scene.beside else 0,
-        missing=missing(scene),
-        trains=scene.beside is not None,
-        unseen=tuple(scene.beside["unseen"]) if scene.beside else (),
-        server=server_place(scene),
-    )
-    plan = planning.make_plan(
-        checkpoint=checkpoint,
-        drift=scene.drift,
-        side=side,
-        job=scene.job,
-        allow_on_training_host=scene.options.allow_on_training_host,
-        consent_possible=consent.possible,
-        routes=() if side.staged else routes_for(scene, connections),
-    )
-    if not plan.action("sync"):
-        return plan, ()
-    connection = connections.to(scene.evaluate)
-    return plan, differences(connection, scene.evaluate, scene.job, scene.drift, scene.inventory)
-
-
-def ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
-    """Where a shipment begins and where it ends."""
-    source = staging.End(connection=connections.to(scene.train), host=scene.train, role="train")
-    return source, staging.End(connection=connections.to(scene.evaluate), host=scene.evaluate, role="eval")
-
-
-def routes_for(scene: Scene, connections: Connections) -> tuple[Route, ...]:
-    """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
-    transfer = scene.run.transfer or scene.inventory.transfer
-    source, target = ends(scene, connections)
-    return staging.choose(source, target, transfer, scene.inventory.timeouts, scene.run.limit_rate)
+# -- act ---------------------------------------------------------------------------------------------------------
 
 
 def _act(
@@ -226,75 +180,21 @@ def _act(
         refuse_what_does_not_fit(scene, connections)
         witness = witnessing.begin(scene, connections)
         try:
-            _ship(scene, plan, checkpoint, connections, listener)
+            account = ship(scene, checkpoint, scene.training, plan.routes, connections, listener.moved, listener.warned)
         except OrchError:
             windows.append(witnessing.end(witness, scene, connections))
             told = receipts.receipt(windows)
             if told.verdict == "changed":
                 listener.warned("; ".join(told.reasons))
             raise
+        _tell_pace(account.get("pace") or {}, listener)
         windows.append(witnessing.end(witness, scene, connections))
 
 
-def sync(scene: Scene, connections: Connections, warn: Callable[[str], None]) -> None:
-    """Make the harness on the evaluation host equal to the local one."""
-    limits = scene.inventory.timeouts
-    pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
-    if pushed.saved:
-        warn(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
-    taken.forget(scene.job, scene.evaluate)
-
-
-def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
-    account = staging.ship(
-        checkpoint,
-        scene.job,
-        *ends(scene, connections),
-        scene.inventory.timeouts,
-        listener.moved,
-        listener.warned,
-        choice=plan.routes,
-        layout=scene.run.layout,
-        limit_rate=scene.run.limit_rate,
-        training=scene.training.neighbour,
-    )
-    pace = account.get("pace") or {}
+def _tell_pace(pace: Json, listener: Listener) -> None:
     if pace.get("backed_off"):
         held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
         listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
-
-
-def launch(
-    scene: Scene,
-    checkpoint: Checkpoint,
-    windows: list[dict[str, Any]],
-    env: Mapping[str, str],
-    secrets: Mapping[str, str],
-    connections: Connections,
-) -> Run:
-    """Start the evaluation of a checkpoint that lies on the evaluation host, or find it started."""
-    digests, state = scene.digests(checkpoint.identity), state_folder()
-    run = runs.launch(
-        connections.to(scene.evaluate),
-        scene.evaluate,
-        scene.job,
-        key=planning.run_key(digests),
-        training_run=scene.run.name,
-        step=checkpoint.step,
-        digests=digests,
-        harness=scene.ours,
-        env=env,
-        secrets=secrets,
-        windows=[*windows, *witnessing.beside_evaluation(scene)],
-        beside=scene.beside,
-        origin=scene.origin,
-        source=scene.training.source,
-        timeouts=scene.inventory.timeouts,
-        again=scene.options.again,
-        taken=launched.ids(state, scene.evaluate.name),
-    )
-    launched.remember(state, run)
-    return run
 
 
 def _outlives(scene: Scene, run: Run, connections: Connections) -> Run:

@@ -23,7 +23,7 @@ from orchestrator.errors import ConfigError, EvaluationFailed, OrchError, Refuse
 from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Receipt
 from orchestrator.ssh.choose import Connections
-from orchestrator.workflows.eval_latest import sync
+from orchestrator.workflows.acting import sync
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe
 from orchestrator.workflows.watch_evaluating import Evaluating

@@ -20,8 +20,8 @@ from orchestrator.errors import (
     Refused,
 )
 from orchestrator.model import Run
+from orchestrator.workflows.acting import launch, plan_for, sync
 from orchestrator.workflows.collecting import collect
-from orchestrator.workflows.eval_latest import launch, plan_for, sync
 from orchestrator.workflows.scene import Scene, observe
 from orchestrator.workflows.sync_harness import NoConsent
 from orchestrator.workflows.watch_scene import Event, Kind, Watch
