@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.model import Estimate
+
 LIMIT = 200
 """characters of one piece of foreign text in a table"""
 ELLIPSIS = "..."
@@ -110,6 +112,23 @@ def ago(seconds: float) -> str:
     if -MINUTE < seconds < 1:
         return "just now"
     return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
+
+
+def figure(estimate: Estimate | None, sign: str = "") -> str:
+    """`3.512`; with the sign `+`, `+0.098`."""
+    return "-" if estimate is None else f"{estimate.value:{sign}.3f}"
+
+
+def interval(estimate: Estimate | None, sign: str = "") -> str:
+    """`[3.401, 3.623]`; nothing where there is none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+
+
+def measured(estimate: Estimate | None, sign: str = "") -> str:
+    """`3.512 [3.401, 3.623]`."""
+    return f"{figure(estimate, sign)} {interval(estimate, sign)}".rstrip()
 
 
 def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
