@@ -247,6 +247,11 @@ class Run:
         return self.digests.checkpoint
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it waits for its turn, or runs."""
+        return self.state in ("queued", "running")
+
+    @property
     def how_it_ended(self) -> str:
         """Its reason, else what its process ended with."""
         return self.reason or (f"exit {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}")

@@ -63,7 +63,7 @@ def place(state: Path, run: Run) -> Path | None:
 def gone(run: Run) -> Run:
     """The same run once its host no longer has it."""
     reason = GONE.format(host=run.host)
-    if run.state in ("queued", "running"):
+    if run.goes_on:
         return replace(run, state="lost", reason=reason, folder="")
     return replace(run, folder="")
 

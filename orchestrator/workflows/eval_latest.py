@@ -116,7 +116,7 @@ def _begun(scene: Scene) -> Run | None:
     so. A finished one is the answer if it is of the very checkpoint that would be evaluated now, or of `--step`.
     """
     mine = scene.runs_of_this()
-    unfinished = next((run for run in mine if run.state in ("queued", "running")), None)
+    unfinished = next((run for run in mine if run.goes_on), None)
     if unfinished is not None:
         return unfinished
     latest = scene.scan.latest.identity if scene.scan and scene.scan.latest else None
@@ -130,7 +130,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     """Follow a run that is there already and bring it home, or answer with what it measured."""
     found = scene.scan.latest if scene.scan else None
     same = found if found is not None and found.identity == run.checkpoint else None
-    if run.state not in ("queued", "running"):
+    if not run.goes_on:
         why = f"already evaluated: run {run.id} of step {run.step}"
         action = Action(do="nothing", why=why if run.state == "succeeded" else f"run {run.id} has {run.state}")
     else:
@@ -208,7 +208,7 @@ def _finish(
     scene: Scene, plan: Plan, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]
 ) -> EvalReport:
     """Follow a run to its end and bring it home; `looks` are this command's windows so far."""
-    if run.state in ("queued", "running"):
+    if run.goes_on:
         run = _follow(scene, run, connections, listener, looks)
     result = collect(scene, run, connections, looks) if run.folder else None
     if result is not None:

@@ -105,7 +105,7 @@ class Evaluating:
             self._watch.memory.put(item, state="staged", run="")
             self._tell("warning", item, f"step {item.step}: {error.message}")
             return
-        if run.state not in ("queued", "running"):
+        if not run.goes_on:
             self._end(item, run)
 
     def _end(self, item: Watched, run: Run) -> None:
@@ -139,10 +139,8 @@ def _begun(scene: Scene, identity: str) -> Run | None:
     """A run of this job on this checkpoint that lives or has succeeded, whoever started it."""
     wanted = (scene.run.name, scene.job.name, identity)
     mine = [row for row in reversed(scene.facts.runs) if (row.run, row.job, row.checkpoint) == wanted]
-    for states in (("queued", "running"), ("succeeded",)):
-        if found := next((row for row in mine if row.state in states), None):
-            return found
-    return None
+    living = next((row for row in mine if row.goes_on), None)
+    return living or next((row for row in mine if row.state == "succeeded"), None)
 
 
 def _how_it_ended(run: Run) -> str:
