@@ -3,7 +3,6 @@
 from orchestrator.config.choose import choose_eval_host, choose_job, choose_run, eval_hosts, only_job
 from orchestrator.config.load import find_inventory, job_names, load_inventory, load_job
 from orchestrator.config.user import UserConfig, load_user_config, resolve_env
-from orchestrator.config.words import fill_command
 
 __all__ = [
     "UserConfig",
@@ -11,7 +10,6 @@ __all__ = [
     "choose_job",
     "choose_run",
     "eval_hosts",
-    "fill_command",
     "find_inventory",
     "job_names",
     "load_inventory",
