@@ -42,7 +42,8 @@ def read_scan(host: str, answer: Json) -> Scan:
     )
 
 
-def _digests(row: Json) -> Digests:
+def read_digests(row: Json) -> Digests:
+    """Digests as they cross the wire; what is not told is empty."""
     return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
 
 
@@ -107,7 +108,7 @@ def read_run(host: str, row: Json) -> Run:
         run=row.get("run"),
         step=row["step"],
         state=row["state"],
-        digests=_digests(row.get("digests") or {}),
+        digests=read_digests(row.get("digests") or {}),
         exit_code=row.get("exit_code"),
         signal=row.get("signal"),
         reason=row.get("reason") or "",

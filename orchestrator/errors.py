@@ -1,4 +1,4 @@
-"""Every error that a user can cause or meet. Raised where the facts are, caught once in cli.py.
+"""Every error that a user can cause or meet. Raised where the facts are, caught once, in commands/call.py.
 
 Each class carries the exit code that docs/exit-codes.md lists. A message says what and
 where; `hint` says what to type next.

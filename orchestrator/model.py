@@ -17,6 +17,7 @@ TransportName = Literal["auto", "fabric", "openssh", "local"]
 RouteName = Literal["direct", "tunnel", "relay"]
 TransferName = Literal["auto", "direct", "tunnel", "relay"]
 Verdict = Literal["better", "worse", "no_difference"]
+TrainingVerdict = Literal["undisturbed", "changed", "ended", "not_observed"]
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
 
 
@@ -245,12 +246,22 @@ class Run:
         """Identity of the checkpoint."""
         return self.digests.checkpoint
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it waits for its turn, or runs."""
+        return self.state in ("queued", "running")
+
+    @property
+    def how_it_ended(self) -> str:
+        """Its reason, else what its process ended with."""
+        return self.reason or (f"exit {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """The training process before, during and after, and the verdict."""
 
-    verdict: Literal["undisturbed", "changed", "ended", "not_observed"]
+    verdict: TrainingVerdict
     reasons: tuple[str, ...]
     windows: tuple[Mapping[str, Any], ...]
     limits: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Route, Run, ValueSource
@@ -120,17 +120,25 @@ def unresolved_refusal(drift: Drift, job: Job) -> Refusal:
     return Refusal(reason=f"{job.harness_local}: conflicts of the last merge stand in {names}", hint=hint)
 
 
+def kept_free(host: Host) -> int:
+    """Bytes of an evaluation host's disk that a shipment leaves free."""
+    return RESERVE if host.keep_free is None else host.keep_free
+
+
+def beside_refusal(host: Host, unseen: Sequence[str]) -> Refusal:
+    """For a host where a training lives, or where that can't be known of the runs `unseen`."""
+    reason = f"a training runs on {host.name}: no evaluation beside it"
+    if unseen:
+        reason = f"whether {', '.join(unseen)} runs on {host.name} can't be seen: no evaluation beside it"
+    return Refusal(reason=reason, hint="name another host with --host, or allow it with --allow-on-training-host")
+
+
 def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_training_host: bool) -> tuple[Refusal, ...]:
     refused = list(side.missing)
     name = side.host.name
     if side.trains and not allow_on_training_host:
-        hint = "name another host with --host, or allow it with --allow-on-training-host"
-        reason = f"a training runs on {name}: no evaluation beside it"
-        if side.unseen:
-            reason = f"whether {', '.join(side.unseen)} runs on {name} can't be seen: no evaluation beside it"
-        refused.append(Refusal(reason=reason, hint=hint))
-    keep_free = RESERVE if side.host.keep_free is None else side.host.keep_free
-    needed = RUN_ROOM if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + keep_free
+        refused.append(beside_refusal(side.host, side.unseen))
+    needed = RUN_ROOM if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + kept_free(side.host)
     if side.disk_free < needed:
         reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
         refused.append(Refusal(reason=reason, hint=f"orch clean --host {name}, or name another workdir in hosts.yaml"))

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator import measures
 from orchestrator.measures import AFTERMATH
-from orchestrator.model import Receipt
+from orchestrator.model import Receipt, TrainingVerdict
 from orchestrator.windows import GONE, Sample, Window, clock_was_set, elapsed, latest_end, spoken
 
-Verdict = Literal["undisturbed", "changed", "ended", "not_observed"]
-WORST: tuple[Verdict, ...] = ("changed", "ended", "not_observed", "undisturbed")
-Judged = tuple[Verdict, tuple[str, ...]]
+WORST: tuple[TrainingVerdict, ...] = ("changed", "ended", "not_observed", "undisturbed")
+Judged = tuple[TrainingVerdict, tuple[str, ...]]
 ENDINGS = {
     "finished": "it finished by itself",
     "crashed": "it crashed",
@@ -38,7 +37,7 @@ def receipt(windows: Sequence[Window]) -> Receipt:
     windows = tuple({**window, "measured": measures.measured(window)} for window in windows)
     hosts = list(dict.fromkeys(window["host"] for window in windows))
     told = {host: _judge([window for window in windows if window["host"] == host]) for host in hosts}
-    verdict: Verdict = min((verdict for verdict, _ in told.values()), key=WORST.index, default="not_observed")
+    verdict: TrainingVerdict = min((verdict for verdict, _ in told.values()), key=WORST.index, default="not_observed")
     worst = [host for host in hosts if told[host][0] == verdict]
     name = len(hosts) > 1
     reasons = tuple(f"{host}: {reason}" if name else reason for host in worst for reason in told[host][1])

@@ -6,7 +6,6 @@ Going on from there by hand needs no consent again; going back to the old file m
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from orchestrator.answers import file_entry, read_file_entry
 from orchestrator.errors import OrchError
+from orchestrator.keeping import write_whole
 from orchestrator.model import HarnessFile, Host, Job, LocalChange, Taken, TakenFile
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder
@@ -43,7 +43,7 @@ def _files(rows: Mapping[str, Any]) -> dict[str, TakenFile]:
 def _with_markers(job: Job, paths: Sequence[str]) -> tuple[str, ...]:
     from orchestrator.merging import has_markers
 
-    return tuple(path for path in paths if has_markers(text(job, path)))
+    return tuple(path for path in paths if has_markers(local_text(job.harness_local, path)))
 
 
 def remember(
@@ -71,10 +71,10 @@ def forget(job: Job, host: Host) -> None:
         _write(job, record)
 
 
-def text(job: Job, path: str) -> bytes:
+def local_text(root: Path, path: str) -> bytes:
     """A local file of the harness as it is now; empty where there is none."""
     try:
-        with open(Folder(str(job.harness_local)).open(path), "rb") as file:
+        with open(Folder(str(root)).open(path), "rb") as file:
             return file.read()
     except (OSError, AgentError):
         return b""
@@ -104,9 +104,7 @@ def _read(job: Job) -> dict[str, dict[str, Any]]:
 
 def _write(job: Job, places: Mapping[str, Any]) -> None:
     path = _record(job)
-    beside = path.with_name(f"{RECORD}.{os.getpid()}.tmp")
     try:
-        beside.write_text(json.dumps({"schema": 1, "places": places}), encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, json.dumps({"schema": 1, "places": places}).encode())
     except OSError as error:
         raise OrchError(f"{path} can't be written: {error.strerror}") from None

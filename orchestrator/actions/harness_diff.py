@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.model import Drift, FileChange, HarnessFile
-from remote_payload.agent.errors import AgentError
-from remote_payload.agent.folder import Folder
+from orchestrator.taken import local_text
 
 DIFF_LINES = 10_000
 """lines of both versions past which a diff takes seconds, and then minutes"""
@@ -31,7 +30,7 @@ def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Itera
     here = {file.path: file for file in found.local.files}
     there = {file.path: file for file in found.remote.files} if found.remote else {}
     for change in found.files:
-        ours = _read(root, change.path)
+        ours = local_text(root, change.path)
         mode = _mode(there.get(change.path), here.get(change.path))
         if change.change == "extra" or change.renamed_from or (change.change == "added" and change.side == "local"):
             lines: tuple[str, ...] = ()
@@ -40,15 +39,6 @@ def diffs(found: Drift, root: Path, theirs: Mapping[str, bytes | None]) -> Itera
         else:
             lines = (*mode, *_content(change, ours, theirs.get(change.path), there.get(change.path)))
         yield FileDiff(change=change, lines=lines, size=len(ours))
-
-
-def _read(root: Path, path: str) -> bytes:
-    """A local file of the harness; empty where there is none."""
-    try:
-        with open(Folder(str(root)).open(path), "rb") as file:
-            return file.read()
-    except (OSError, AgentError):
-        return b""
 
 
 def _mode(there: HarnessFile | None, here: HarnessFile | None) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from orchestrator.answers import read_run
 from orchestrator.errors import OrchError
+from orchestrator.keeping import is_plain, keep
 from orchestrator.model import Run
 
 SCHEMA = 1
@@ -25,14 +25,8 @@ def remember(state: Path, run: Run) -> None:
     folder = place(state, run)
     if folder is None:
         return
-    temporary = folder / f".{NAME}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_text(json.dumps({"schema": SCHEMA, **asdict(run)}), encoding="utf-8")
-        temporary.replace(folder / NAME)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
+    with suppress(OSError):
+        keep(folder / NAME, json.dumps({"schema": SCHEMA, **asdict(run)}).encode())
 
 
 def remembered(state: Path, host: str) -> tuple[Run, ...]:
@@ -63,15 +57,13 @@ def when(state: Path, run: Run) -> int:
 
 def place(state: Path, run: Run) -> Path | None:
     """Where this computer keeps what it has of a run; None for an id, told by a host, that would lead elsewhere."""
-    if run.id in ("", ".", "..") or "/" in run.id or "\0" in run.id:
-        return None
-    return state / RUNS / run.host / run.id
+    return state / RUNS / run.host / run.id if is_plain(run.id) else None
 
 
 def gone(run: Run) -> Run:
     """The same run once its host no longer has it."""
     reason = GONE.format(host=run.host)
-    if run.state in ("queued", "running"):
+    if run.goes_on:
         return replace(run, state="lost", reason=reason, folder="")
     return replace(run, folder="")
 

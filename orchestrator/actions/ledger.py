@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from orchestrator import migrations, records
 from orchestrator.errors import OrchError, Refused
+from orchestrator.keeping import is_plain, keep, state_folder
 from orchestrator.model import Entry, Host, Result, TrainingRun
 
 SCHEMA = migrations.SCHEMA
@@ -19,13 +19,6 @@ _SERIES = "run, origin, job, headline_name"
 _ORDER = f"{_SERIES}, step, ended_at, id"
 _FROM_THE_END = f"row_number() OVER (PARTITION BY {_SERIES} ORDER BY step DESC, ended_at DESC, id DESC)"
 _WANTED = "(?1 IS NULL OR run = ?1) AND (?2 IS NULL OR origin = ?2) AND (?3 IS NULL OR job = ?3)"
-
-
-def state_folder() -> Path:
-    """ORCH_HOME, else XDG_STATE_HOME/orch, else ~/.local/state/orch."""
-    if home := os.environ.get("ORCH_HOME"):
-        return Path(home)
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "orch"
 
 
 def origin_of(train: Host, run: TrainingRun) -> str:
@@ -93,9 +86,7 @@ class Ledger:
         folder = self.folder_of(host, run_id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, content in files.items():
-            place = folder.joinpath(*map(_plain, name.split("/")))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            _replace(place, content)
+            keep(folder.joinpath(*map(_plain, name.split("/"))), content)
         return folder
 
     def run_folders(self) -> Iterator[Path]:
@@ -109,9 +100,7 @@ class Ledger:
 
     def keep_script(self, sha256: str, content: bytes) -> None:
         """Keep one file of a harness under its digest, so that two versions can be told apart line by line later."""
-        place = self._script(sha256)
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _replace(place, content)
+        keep(self._script(sha256), content)
 
     def script(self, sha256: str) -> bytes | None:
         """A harness file by its digest; None for one that was never here."""
@@ -198,14 +187,8 @@ def _folders(parent: Path) -> list[Path]:
     return [entry for entry in parent.iterdir() if entry.is_dir()] if parent.is_dir() else []
 
 
-def _replace(place: Path, content: bytes) -> None:
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(place)
-
-
 def _plain(name: str) -> str:
     """A name from a host that is to become one here. Raises OrchError for what would lead elsewhere."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
+    if not is_plain(name):
         raise OrchError(f"not a file name: {name!r}")
     return name

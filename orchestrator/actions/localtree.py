@@ -20,7 +20,6 @@ from remote_payload.agent import replace, wire
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder
 
-RECORD = "taken.json"
 GIT_PATIENCE = 30.0
 """seconds for `git status`"""
 
@@ -138,4 +137,4 @@ def _hide_from_git(root: str) -> None:
 
 def texts(job: Job, paths: Sequence[str]) -> dict[str, bytes]:
     """The local files as they are now; an empty one where one is gone."""
-    return {path: taken.text(job, path) for path in paths}
+    return {path: taken.local_text(job.harness_local, path) for path in paths}

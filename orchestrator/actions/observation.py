@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.answers import Json, entries_of, read_harness, read_run, read_scan
 from orchestrator.errors import OrchError
-from orchestrator.model import Harness, HarnessFacts, Host, Job, Run, Scan, Timeouts, TrainingRun
-from orchestrator.ssh.agent import ERRORS, Role, ask
+from orchestrator.model import Harness, HarnessFacts, Host, Job, Role, Run, Scan, Timeouts, TrainingRun
+from orchestrator.ssh.agent import ERRORS, ask
 from orchestrator.ssh.connection import Connection
 
 

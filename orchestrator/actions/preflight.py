@@ -11,9 +11,8 @@ from orchestrator.model import Check, Harness, Host, Job, Scan, Timeouts, ValueS
 from orchestrator.needs import Needs
 from orchestrator.ssh.agent import ask
 from orchestrator.ssh.connection import Connection
+from orchestrator.taken import local_text
 from remote_payload.agent import wire
-from remote_payload.agent.errors import AgentError
-from remote_payload.agent.folder import Folder
 
 LIMIT = 64 * 2**20
 """bytes of a harness that is tried before it is synced"""
@@ -21,16 +20,8 @@ LIMIT = 64 * 2**20
 
 def read_needs(job: Job, ours: Harness) -> Needs:
     """What the local harness needs, from its sources."""
-    sources = {file.path: _read(job, file.path) for file in ours.files if file.path.endswith(".py")}
+    sources = {file.path: local_text(job.harness_local, file.path) for file in ours.files if file.path.endswith(".py")}
     return needs.needs_of(job, sources)
-
-
-def _read(job: Job, path: str) -> bytes:
-    try:
-        with open(Folder(str(job.harness_local)).open(path), "rb") as file:
-            return file.read()
-    except (OSError, AgentError):  # gone meanwhile: the host's count of bytes says so
-        return b""
 
 
 def tensors_of(scan: Scan | None) -> Json | None:
@@ -78,7 +69,7 @@ def _pieces(job: Job, ours: Harness) -> Iterator[bytes] | None:
     return (
         data[at : at + wire.CHUNK]
         for file in ours.files
-        for data in [_read(job, file.path)[: file.size]]
+        for data in [local_text(job.harness_local, file.path)[: file.size]]  # fewer where one changed: the host counts
         for at in range(0, len(data), wire.CHUNK)
     )
 

@@ -10,7 +10,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from orchestrator import records
+from orchestrator.clock import utc_now
 from orchestrator.errors import ConfigError, OrchError
+from orchestrator.keeping import write_whole
 from orchestrator.model import Receipt, Run
 
 SCHEMA = 1
@@ -37,10 +40,8 @@ def keep_guarded(state: Path, receipt: Receipt, run: str, program: str, exit_cod
     folder = state / "guards" / told
     folder.mkdir(parents=True, mode=0o700)
     about = {"kind": "guard", "id": told, "run": run, "job": None, "host": None, "step": None}
-    file, temporary = folder / NAME, folder / f".{NAME}"
-    temporary.write_bytes(_document({**about, "program": program, "exit_code": exit_code}, receipt))
-    temporary.replace(file)
-    return told, file
+    write_whole(folder / NAME, _document({**about, "program": program, "exit_code": exit_code}, receipt))
+    return told, folder / NAME
 
 
 def find(state: Path, wanted: str) -> Kept:
@@ -79,7 +80,7 @@ def _all(state: Path) -> Iterator[Kept]:
         kept = _read(file)
         if "verdict" in kept:
             yield kept
-    for file in state.glob("runs/*/*/orch-result.json"):
+    for file in state.glob(f"runs/*/*/{records.FILE}"):
         if not file.with_name(NAME).exists() and isinstance((kept := _read(file)).get("receipt"), dict):
             about = {key: kept.get(key) for key in ("id", "run", "job", "host", "step", "ended_at", "file")}
             told = {"schema": SCHEMA, "kind": "evaluation", "program": None, "exit_code": None, "hosts": []}
@@ -95,11 +96,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _document(about: Mapping[str, Any], receipt: Receipt, ended_at: str | None = None) -> bytes:
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     document = {
         "schema": SCHEMA,
         **about,
-        "ended_at": ended_at or now,
+        "ended_at": ended_at or utc_now(),
         "verdict": receipt.verdict,
         "reasons": list(receipt.reasons),
         "windows": list(receipt.windows),

@@ -68,12 +68,7 @@ def launch(
         "host": host.name,
         "step": step,
         "checkpoint": digests.checkpoint,
-        "digests": {
-            "checkpoint": digests.checkpoint,
-            "harness": digests.harness,
-            "job": digests.job,
-            "data": digests.data,
-        },
+        "digests": asdict(digests),
         "harness": {"remote": job.harness_remote, "digest": harness.digest, "files": entries_of(harness)},
         "command": list(job.command),
         "python": host.python,

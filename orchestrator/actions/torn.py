@@ -6,13 +6,13 @@ One small file in the state folder, by identity: a file that is written anew is 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from orchestrator.clock import utc_now
 from orchestrator.errors import OrchError
+from orchestrator.keeping import keep
 from orchestrator.model import Checkpoint
 
 FILE = "torn.json"
@@ -33,14 +33,11 @@ def remember(folder: Path, checkpoint: Checkpoint, reason: str) -> None:
         "path": f"{checkpoint.root}/{checkpoint.path}",
         "step": checkpoint.step,
         "reason": reason,
-        "found_at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "found_at": utc_now(),
     }
     entries = {**_read(folder), checkpoint.identity: entry}
     newest = dict(list(entries.items())[-KEPT:])
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = folder / f".{FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps({"schema": SCHEMA, "checkpoints": newest}, indent=1), encoding="utf-8")
-    temporary.replace(folder / FILE)
+    keep(folder / FILE, json.dumps({"schema": SCHEMA, "checkpoints": newest}, indent=1).encode())
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

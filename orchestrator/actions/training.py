@@ -8,13 +8,10 @@ from typing import Any, Literal
 
 from orchestrator import windows
 from orchestrator.actions.observation import RunFacts, run_question
-from orchestrator.measures import AFTERMATH
 from orchestrator.model import Host, Timeouts, TrainingRun
 from orchestrator.ssh.agent import Conversation
 from orchestrator.ssh.connection import Connection
 from orchestrator.ssh.witness import Gap, Witness
-
-__all__ = ["AFTERMATH", "observed", "watch", "watched", "window"]
 
 Window = dict[str, Any]
 Sample = dict[str, Any]

@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.clock import utc_now
 from orchestrator.errors import OrchError, Refused
+from orchestrator.keeping import keep
 from orchestrator.model import Checkpoint
 
 SCHEMA = 1
@@ -102,10 +103,7 @@ class Memory:
             "newest": self.newest,
             "checkpoints": [asdict(item) for item in self._items.values()],
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(document, indent=1), encoding="utf-8")
-        temporary.replace(self._file)
+        keep(self._file, json.dumps(document, indent=1).encode())
 
 
 def name_of(run: str, job: str, origin: str) -> str:
@@ -128,8 +126,7 @@ def held(folder: Path, name: str, what: str) -> Iterator[None]:
         except BlockingIOError:
             raise _taken(place, what) from None
         file.truncate(0)
-        since = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-        file.write(json.dumps({"pid": os.getpid(), "since": since}))
+        file.write(json.dumps({"pid": os.getpid(), "since": utc_now()}))
         file.flush()
         try:
             yield

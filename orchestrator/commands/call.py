@@ -140,7 +140,7 @@ def _tell(error: OrchError) -> None:
 
 
 def _bug(bug: Exception) -> OrchError:
-    from orchestrator.actions.ledger import state_folder
+    from orchestrator.keeping import state_folder
 
     trace = "".join(traceback.format_exception(bug))
     log = state_folder() / "last-bug.txt"

@@ -20,7 +20,7 @@ def receipt(run: str, as_json: bool, verbose: int, inventory: Path | None) -> No
     """
     with calling("receipt", as_json, verbose, inventory) as call:
         from orchestrator.actions import receipt_files
-        from orchestrator.actions.ledger import state_folder
+        from orchestrator.keeping import state_folder
         from orchestrator.reports.receipts import receipt_body
 
         kept = receipt_files.find(state_folder(), run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -58,13 +57,11 @@ def _file_name(run: str) -> str:
 
 
 def _write(place: Path, content: bytes) -> None:
-    """Beside, then renamed: who looks at it sees the old report or the new one. Raises ConfigError."""
+    """The old report stays until the new one is whole. Raises ConfigError."""
     from orchestrator.errors import ConfigError
+    from orchestrator.keeping import write_whole
 
-    temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(place)
+        write_whole(place, content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ConfigError(f"{place} can't be written: {error.strerror}", hint="--out names another file") from None

@@ -88,7 +88,7 @@ def compare(
 def _print(lines: Iterable[str]) -> None:
     from orchestrator.reports.text import wants_colour
 
-    colour = wants_colour("auto", os.environ, sys.stdout.isatty())
+    colour = wants_colour(os.environ, sys.stdout.isatty())
     if text := "\n".join(lines):
         click.echo(text, color=colour)
 

@@ -41,6 +41,13 @@ def choose_eval_host(inventory: Inventory, run: TrainingRun | None, flag: str | 
     return inventory.hosts[_only("host with the role eval", evaluators, inventory, advice)]
 
 
+def eval_hosts(inventory: Inventory, flag: str | None = None) -> list[Host]:
+    """All hosts with the role eval, or the one that `--host` names."""
+    if flag is not None:
+        return [choose_eval_host(inventory, None, flag)]
+    return [host for host in inventory.hosts.values() if "eval" in host.roles]
+
+
 def choose_job(inventory: Inventory, run: TrainingRun, flag: str | None) -> Job:
     """`--job`, else the run's job, else the only one in jobs/."""
     if flag is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$"
@@ -128,13 +127,3 @@ def server(word: str) -> str:
 def placeholders(word: str) -> tuple[str, ...]:
     """Names in braces in one word of a command: `--x={data.cache}` -> ("data.cache",). `{{name}}` is no placeholder."""
     return tuple(found[2] for found in _PLACEHOLDER.finditer(word) if found[2])
-
-
-def fill_command(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """The argv with every placeholder replaced by its value, and `{{name}}` by `{name}`.
-
-    Other braces, as in a JSON argument, stay. Raises KeyError for a name without a value: load_job has checked them.
-    """
-    return tuple(
-        _PLACEHOLDER.sub(lambda found: values[found[2]] if found[2] else "{" + found[1] + "}", word) for word in command
-    )

@@ -12,7 +12,7 @@ import click
 from orchestrator.model import Digests, Entry, Estimate
 from orchestrator.reports.curve import sparkline
 from orchestrator.reports.envelope import Document, digests_body, estimate_body
-from orchestrator.reports.text import shown
+from orchestrator.reports.text import figure, interval, shown
 
 if TYPE_CHECKING:
     from orchestrator.workflows.compare import CompareReport, Side
@@ -101,9 +101,9 @@ def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:
     mark = "" if entry.same_measure(latest) else "other " + _what_differs(entry.digests, latest.digests)
     return (
         str(entry.step),
-        f"{entry.headline.value:.3f}" if entry.headline else "-",
+        figure(entry.headline),
         interval(entry.headline),
-        f"{entry.baseline.value:.3f}" if entry.baseline else "-",
+        figure(entry.baseline),
         entry.verdict or "-",
         entry.receipt,
         entry.ended_at,
@@ -114,13 +114,6 @@ def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:
 
 def _what_differs(one: Digests, other: Digests) -> str:
     return " and ".join(name for name in ("harness", "data") if getattr(one, name) != getattr(other, name))
-
-
-def interval(estimate: Estimate | None) -> str:
-    """`[3.301, 3.402]`; nothing where there is none."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 # -- compare -------------------------------------------------------------------------------------------------------
@@ -168,12 +161,11 @@ def compare_lines(report: CompareReport) -> Iterator[str]:
     """Both headlines, their difference, and what it says."""
     rows = []
     for name, side in (("a", report.a), ("b", report.b)):
-        value = f"{side.headline.value:.3f}" if side.headline else "-"
-        rows.append((name, side.label, value, interval(side.headline)))
+        rows.append((name, side.label, figure(side.headline), interval(side.headline)))
     found = report.difference
     if found.estimate is not None:
         rows.append(
-            ("a - b", f"over {found.items} shared items", f"{found.estimate.value:+.3f}", _signed(found.estimate))
+            ("a - b", f"over {found.items} shared items", figure(found.estimate, "+"), interval(found.estimate, "+"))
         )
     yield from table(("", shown(report.a.entry.headline_name), "", ""), rows)
     yield "verdict: " + click.style(sentence(report), fg=COLOURS.get(found.verdict or ""), bold=True)
@@ -191,12 +183,6 @@ def sentence(report: CompareReport) -> str:
     if found.needed_items is None:
         return "no difference shown"
     return f"no difference shown; about {found.needed_items} items would settle one of this size"
-
-
-def _signed(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"[{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 # -- both ----------------------------------------------------------------------------------------------------------

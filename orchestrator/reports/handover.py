@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.model import Estimate
 from orchestrator.reports.curve import sparkline
-from orchestrator.reports.text import shown
+from orchestrator.reports.text import measured, shown
 from orchestrator.workflows.report import Report
 
 ROWS = 20
@@ -29,7 +28,7 @@ def _lines(report: Report) -> Iterator[str]:
     latest = report.latest.entry
     yield f"# {plain(report.run)}: {plain(report.headline_name) or 'results'}"
     yield ""
-    yield f"Step {latest.step}: **{_estimate(latest.headline)}**, job {plain(report.job)}, from {plain(report.origin)}."
+    yield f"Step {latest.step}: **{measured(latest.headline)}**, job {plain(report.job)}, from {plain(report.origin)}."
     values = [point.entry.headline.value for point in report.points if point.comparable and point.entry.headline]
     if len(values) > 1:
         yield ""
@@ -42,7 +41,7 @@ def _lines(report: Report) -> Iterator[str]:
             found = against.difference
             needed = f" (about {found.needed_items} items would settle it)" if found.needed_items else ""
             verdict = WORDS.get(found.verdict, found.verdict)
-            yield f"| {plain(against.what)} | {_estimate(found.estimate, '+')} | {found.items} | {verdict}{needed} |"
+            yield f"| {plain(against.what)} | {measured(found.estimate, '+')} | {found.items} | {verdict}{needed} |"
     yield ""
     yield "| step | headline | baseline | against it | training | harness | run |"
     yield "|---|---|---|---|---|---|---|"
@@ -50,8 +49,8 @@ def _lines(report: Report) -> Iterator[str]:
         entry = point.entry
         cells = (
             str(entry.step),
-            _estimate(entry.headline),
-            _estimate(entry.baseline),
+            measured(entry.headline),
+            measured(entry.baseline),
             WORDS.get(entry.verdict, entry.verdict) or "-",
             plain(entry.receipt),
             plain(entry.digests.harness[:12]) + ("" if point.comparable else " (not comparable)"),
@@ -80,12 +79,3 @@ def _versions(report: Report) -> Iterator[str]:
     for version in changed:
         names = ", ".join(f"{plain(change.path)} {change.change}" for change in version.changes or ())
         yield f"* {plain(version.digest[:12])} (from step {version.first_step}): {names}"
-
-
-def _estimate(estimate: Estimate | None, sign: str = "") -> str:
-    if estimate is None:
-        return "-"
-    value = f"{estimate.value:{sign}.3f}"
-    if estimate.low is None or estimate.high is None:
-        return value
-    return f"{value} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"

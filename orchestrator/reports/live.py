@@ -93,7 +93,7 @@ class Live:
         self.run, self.job, self.again = run, job, again
         self._end_bar()
         self._began = time.monotonic()
-        if run.state in ("queued", "running"):
+        if run.goes_on:
             self._say(f"run {run.id} on {run.host}; Ctrl-C leaves it going. To come back: {again}")
             if run.rung:
                 self._say(f"held by: {shown(run.rung)}")

@@ -92,7 +92,7 @@ class LogLines:
         """The last line, if it has no end, and how the run stands."""
         self._finish_line()
         self.body["run"] = run_body(run)
-        if run.state not in ("queued", "running"):
+        if not run.goes_on:
             self._note(f"run {run.id} {run.state}" + (f": {run.reason}" if run.reason else ""))
 
     def warned(self, warning: str) -> None:

@@ -23,11 +23,6 @@ def short(digest: str) -> str:
     return shown(digest, 80)[:SHORT]
 
 
-def figure(estimate: Estimate | None) -> str:
-    """`3.512`."""
-    return "-" if estimate is None else f"{estimate.value:.3f}"
-
-
 def span(estimate: Estimate | None, *, signed: bool = False) -> str:
     """`3.401 to 3.623`; nothing where there is no interval."""
     if estimate is None or estimate.low is None or estimate.high is None:

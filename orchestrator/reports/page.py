@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from importlib import resources
 
 from orchestrator.reports import charts
-from orchestrator.reports.markup import badge, figure, safe, span
+from orchestrator.reports.markup import badge, safe, span
 from orchestrator.reports.page_data import data
 from orchestrator.reports.page_tables import harnesses, reading, runs
+from orchestrator.reports.text import figure
 from orchestrator.workflows.report import Report
 
 FILES = ("page.css", "page.js")

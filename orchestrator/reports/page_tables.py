@@ -6,7 +6,8 @@ import html
 
 from orchestrator.model import Entry
 from orchestrator.reports import charts
-from orchestrator.reports.markup import badge, figure, safe, short, span
+from orchestrator.reports.markup import badge, safe, short, span
+from orchestrator.reports.text import figure
 from orchestrator.workflows.report import Point, Report
 from orchestrator.workflows.versions import ChangedFile, HarnessVersion
 

@@ -9,9 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.model import Drift, Entry, Estimate, Plan, Result, Run, Scan, Staged
+from orchestrator.model import Drift, Entry, Plan, Result, Run, Scan, Staged
 from orchestrator.records import entry_of
-from orchestrator.reports.text import ago, duration, rate, shown, size
+from orchestrator.reports.text import ago, duration, measured, rate, shown, size
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
@@ -116,7 +116,7 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         ended = f", {run.ended_at}" if run.ended_at else ""
         reason = f": {run.reason}" if run.reason else ""
         known = row.results.get(run.id)
-        headline = f", {known.headline_name} {_estimate(known.headline)}" if known and known.headline else ""
+        headline = f", {known.headline_name} {measured(known.headline)}" if known and known.headline else ""
         yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
         older = len(row.unevaluated) - NEWEST
@@ -258,8 +258,8 @@ def results_table(result: Result, history: Sequence[Entry]) -> RenderableType:
     for row in rows[-12:]:
         table.add_row(
             str(row.step),
-            _estimate(row.headline),
-            _estimate(row.baseline),
+            measured(row.headline),
+            measured(row.baseline),
             (row.verdict or "-") + ("" if row.same_measure(mine) else " (other harness or data)"),
             Text(row.receipt, style=STYLES.get(row.receipt, "red")),
             row.host,
@@ -267,14 +267,6 @@ def results_table(result: Result, history: Sequence[Entry]) -> RenderableType:
             style="bold" if row is mine else "",
         )
     return table
-
-
-def _estimate(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return "-"
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.3f}"
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
 
 
 def _table(*columns: str) -> Table:

@@ -8,31 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.model import Estimate
+
 LIMIT = 200
 """characters of one piece of foreign text in a table"""
 ELLIPSIS = "..."
-_ASCII = str.maketrans(
-    {
-        "…": "...",
-        "–": "-",
-        "—": "-",
-        "−": "-",
-        "·": "|",
-        "→": "->",
-        "←": "<-",
-        "±": "+-",
-        "×": "x",
-        "≤": "<=",
-        "≥": ">=",
-        "✓": "ok",
-        "✗": "x",
-        "•": "*",
-        "“": '"',
-        "”": '"',
-        "‘": "'",
-        "’": "'",
-    }
-)
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _UNITS_1000 = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNITS_1024 = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -134,10 +114,25 @@ def ago(seconds: float) -> str:
     return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
 
 
-def wants_colour(choice: str, environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Whether to print colours: `--color always|never`, then NO_COLOR, FORCE_COLOR, TERM=dumb, then the terminal."""
-    if choice != "auto":
-        return choice == "always"
+def figure(estimate: Estimate | None, sign: str = "") -> str:
+    """`3.512`; with the sign `+`, `+0.098`."""
+    return "-" if estimate is None else f"{estimate.value:{sign}.3f}"
+
+
+def interval(estimate: Estimate | None, sign: str = "") -> str:
+    """`[3.401, 3.623]`; nothing where there is none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+
+
+def measured(estimate: Estimate | None, sign: str = "") -> str:
+    """`3.512 [3.401, 3.623]`."""
+    return f"{figure(estimate, sign)} {interval(estimate, sign)}".rstrip()
+
+
+def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
+    """Whether to print colours: NO_COLOR, then FORCE_COLOR, TERM=dumb, then the terminal."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR"):
@@ -148,11 +143,6 @@ def wants_colour(choice: str, environ: Mapping[str, str], is_terminal: bool) -> 
 def speaks_unicode(encoding: str | None) -> bool:
     """Whether a stream of this encoding (`sys.stdout.encoding`) can show everything."""
     return (encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf16", "utf32", "utf8sig")
-
-
-def in_ascii(text: str) -> str:
-    """The same text for a terminal without UTF-8: typographic signs as their ASCII look-alikes, the rest as escapes."""
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
 def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:

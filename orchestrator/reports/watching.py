@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
 from rich.text import Text
 
+from orchestrator.clock import utc_now
 from orchestrator.model import Estimate, Result
 from orchestrator.reports.documents import checkpoint_body, measured_body
 from orchestrator.reports.text import shown
@@ -43,7 +44,7 @@ def event_body(event: Event) -> dict[str, Any]:
     """One event as an object, without what every document has."""
     return {
         "event": event.kind,
-        "at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "at": utc_now(),
         "step": event.step,
         "text": event.text,
         "host": event.host or None,
@@ -55,8 +56,7 @@ def event_body(event: Event) -> dict[str, Any]:
 def end_body(report: WatchReport | None) -> dict[str, Any]:
     """The last object: how many of each event there were; none of a watch that was interrupted."""
     counts = report.counts if report is not None else None
-    at = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return {"event": "ended", "at": at, "step": None, "text": "", "counts": counts}
+    return {"event": "ended", "at": utc_now(), "step": None, "text": "", "counts": counts}
 
 
 def _measured(result: Result) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.errors import (
     ConfigError,
@@ -22,7 +22,7 @@ from orchestrator.errors import (
     TornCheckpoint,
     TransferError,
 )
-from orchestrator.model import Host, Timeouts
+from orchestrator.model import Host, Role, Timeouts
 from orchestrator.ssh import bundle
 from orchestrator.ssh.connection import Channel, Connection, Opener
 from remote_payload.agent import wire
@@ -39,8 +39,6 @@ ERRORS = {
 
 NOT_THERE = ("not found", "no such file", "unknown command")
 """what login shells say of a program that is not there"""
-
-Role = Literal["train", "eval"]
 
 
 class Conversation:

@@ -63,9 +63,9 @@ def _best(host: Host, timeouts: Timeouts, settings: Settings, interactive: bool)
 
 def _fabric(host: Host, timeouts: Timeouts, settings: Settings, why: str) -> Connection:
     from orchestrator.ssh.fabric import FabricConnection
-    from orchestrator.ssh.openssh import bulk_channel
+    from orchestrator.ssh.openssh import own_channel
 
-    bulk = partial(bulk_channel, host, timeouts, settings) if settings.source == "openssh" else None
+    bulk = partial(own_channel, host, timeouts, settings) if settings.source == "openssh" else None
     connection = FabricConnection(host, timeouts, settings=settings, why=why, config=settings.config, bulk=bulk)
     return _opened(connection)
 

@@ -10,6 +10,7 @@ import paramiko
 
 from orchestrator.errors import ConnectionLost
 from orchestrator.ssh.connection import Completed
+from orchestrator.ssh.ending import signal_or_status
 
 _TICK = 1.0
 """seconds between two looks at the deadline; data and ends wake the reader at once"""
@@ -181,11 +182,6 @@ class FabricChannel:
         else:
             why = "connection lost, result unknown"
         return ConnectionLost(f"{self._host}: {why}", host=self._host, hint="run the same command again")
-
-
-def signal_or_status(status: int) -> int:
-    """A shell's status: minus the signal for 129 to 159, else itself."""
-    return 128 - status if 128 < status < 160 else status
 
 
 def _nothing() -> None:

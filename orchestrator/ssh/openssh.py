@@ -124,20 +124,14 @@ class OpenSshConnection:
         return failures.could_not_connect(self._asked, words)
 
 
-def bulk_channel(host: Host, timeouts: Timeouts, settings: Settings, argv: Sequence[str]) -> Channel:
-    """One command with many bytes, through an `ssh` process with a connection of its own.
+def own_channel(
+    host: Host, timeouts: Timeouts, settings: Settings, argv: Sequence[str], *, forward: str = ""
+) -> Channel:
+    """One command through an `ssh` process with a connection of its own, which may also forward a port of the host
+    (`forward` holds the words of `ssh -R`).
 
     Failures to connect are raised by the channel's read, write and wait.
     """
-    mark = ending.new_mark()
-    child = process.Children().start(ssh_argv(settings, timeouts, command_line(ending.told(argv, mark))))
-    return process.ProcessChannel(child, argv, judge(_asked(host, settings, timeouts), mark))
-
-
-def forwarding_channel(
-    host: Host, timeouts: Timeouts, settings: Settings, argv: Sequence[str], forward: str
-) -> Channel:
-    """One command on a connection of its own that also forwards a port of the host (`ssh -R`'s words)."""
     mark = ending.new_mark()
     words = ssh_argv(settings, timeouts, command_line(ending.told(argv, mark)), forward=forward)
     child = process.Children().start(words)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import OrchError, TransferError
-from orchestrator.model import Host, Route, Timeouts
+from orchestrator.model import Host, Role, Route, Timeouts
 from orchestrator.ssh import resolve
-from orchestrator.ssh.agent import Conversation, Role
+from orchestrator.ssh.agent import Conversation
 from orchestrator.ssh.connection import Connection
 from orchestrator.ssh.listening import Listening
 from orchestrator.ssh.resolve import Settings

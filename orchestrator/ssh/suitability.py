@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.ssh import keyagent, keyfiles
 from orchestrator.ssh.hostkeys import KnownKey, known_keys
-from orchestrator.ssh.resolve import Settings, option_argv, target_argv
+from orchestrator.ssh.resolve import Settings
 
 _KEX = {
     *("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256", "ecdh-sha2-nistp384"),
@@ -40,17 +40,6 @@ def cannot(settings: Settings) -> list[str]:
     """Why paramiko can't serve this host, hops included; empty where it can."""
     reasons = [reason for hop in settings.hops for reason in _prefixed(hop)]
     return [*reasons, *_reasons(settings)]
-
-
-def live_master(settings: Settings) -> bool:
-    """Whether a master connection of the user's own is up for this host (`ssh -O check`)."""
-    if settings.source != "openssh" or not settings.one("controlpath"):
-        return False
-    argv = ["ssh", *option_argv(settings.config, settings.jump), "-O", "check", *target_argv(settings.target)]
-    try:
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_LIMIT).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
 
 
 def _prefixed(hop: Settings) -> list[str]:

@@ -14,7 +14,7 @@ from orchestrator.errors import HostUnreachable, OrchError
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.agent import Conversation
 from orchestrator.ssh.connection import Channel
-from orchestrator.ssh.openssh import forwarding_channel
+from orchestrator.ssh.openssh import own_channel
 from orchestrator.ssh.resolve import Settings
 
 TRIES = 4
@@ -54,7 +54,7 @@ class _Forwarding:
         self._host, self._settings, self._timeouts, self._forward = host, settings, timeouts, forward
 
     def open(self, argv: Sequence[str], *, bulk: bool = False) -> Channel:
-        return forwarding_channel(self._host, self._timeouts, self._settings, argv, self._forward)
+        return own_channel(self._host, self._timeouts, self._settings, argv, forward=self._forward)
 
 
 def _bracketed(address: str) -> str:

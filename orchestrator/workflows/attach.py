@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.actions import launched
-from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
 from orchestrator.errors import ConfigError, EvaluationFailed, Refused
+from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Run
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.eval_latest import EvalReport, Listener, eval_latest, go_on
@@ -51,7 +51,7 @@ def rerun(
     Raises Refused for a run that has not ended, and all that eval-latest raises.
     """
     run = find_run(inventory, word, host_name, connections)
-    if run.state in ("queued", "running"):
+    if run.goes_on:
         hint = f"orch attach {run.id} follows it; orch cancel {run.id} ends it"
         raise Refused(f"run {run.id} is {run.state}", hint=hint, host=run.host)
     options = replace(_options(inventory, run), again=True, checkpoint=run.checkpoint, detach=detach, dry_run=dry_run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator import config
 from orchestrator.actions import checkpoints, torn
-from orchestrator.actions.ledger import state_folder
+from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Scan, TrainingRun
 from orchestrator.ssh.choose import Connections
 

@@ -6,26 +6,27 @@ Every step looks before it acts, so the cure for any interruption is the same co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from orchestrator import config, receipts, taken
+from orchestrator import config, measures, receipts
 from orchestrator import plan as planning
-from orchestrator.actions import harness, launched, receipt_files, runs, staging, torn, training
+from orchestrator.actions import launched, receipt_files, runs, torn
 from orchestrator.actions.harness_diff import FileDiff
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.runs import Reading
 from orchestrator.answers import Json
 from orchestrator.errors import EvaluationFailed, OrchError, Refused, TornCheckpoint, TrainingDisturbed
-from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Route, Run, Scan
+from orchestrator.keeping import state_folder
+from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Run, Scan
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows import witnessing
+from orchestrator.workflows.acting import launch, plan_for, ship, sync
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.following import follow
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
-from orchestrator.workflows.scene import Options, Scene, missing, observe, server_place, wanted_checkpoint
-from orchestrator.workflows.sync_harness import Consent, differences
+from orchestrator.workflows.scene import Options, Scene, observe, wanted_checkpoint
+from orchestrator.workflows.sync_harness import Consent
 
 MARGIN = 5.0
 """seconds before the end of the aftermath at which training is looked at"""
@@ -115,7 +116,7 @@ def _begun(scene: Scene) -> Run | None:
     so. A finished one is the answer if it is of the very checkpoint that would be evaluated now, or of `--step`.
     """
     mine = scene.runs_of_this()
-    unfinished = next((run for run in mine if run.state in ("queued", "running")), None)
+    unfinished = next((run for run in mine if run.goes_on), None)
     if unfinished is not None:
         return unfinished
     latest = scene.scan.latest.identity if scene.scan and scene.scan.latest else None
@@ -129,7 +130,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     """Follow a run that is there already and bring it home, or answer with what it measured."""
     found = scene.scan.latest if scene.scan else None
     same = found if found is not None and found.identity == run.checkpoint else None
-    if run.state not in ("queued", "running"):
+    if not run.goes_on:
         why = f"already evaluated: run {run.id} of step {run.step}"
         action = Action(do="nothing", why=why if run.state == "succeeded" else f"run {run.id} has {run.state}")
     else:
@@ -157,53 +158,7 @@ def _again(scene: Scene, run: Run) -> str:
     return " ".join(words)
 
 
-# -- plan and act ------------------------------------------------------------------------------------------------
-
-
-def plan_for(
-    scene: Scene, checkpoint: Checkpoint, consent: Consent, connections: Connections
-) -> tuple[Plan, tuple[FileDiff, ...]]:
-    """The plan, and the harness' difference for showing."""
-    key = planning.run_key(scene.digests(checkpoint.identity))
-    side = planning.EvalSide(
-        host=scene.evaluate,
-        staged=checkpoint.identity in scene.facts.staged,
-        arriving=scene.facts.arriving.get(checkpoint.identity, 0),
-        same_run=next((row for row in reversed(scene.facts.runs) if row.key == key), None),
-        disk_free=int(scene.box["disk"]["free"]),
-        memory_available=int(scene.box["memory"]["available"]),
-        memory_reserve=int(scene.box["memory"]["total"]) // 10 if scene.beside else 0,
-        missing=missing(scene),
-        trains=scene.beside is not None,
-        unseen=tuple(scene.beside["unseen"]) if scene.beside else (),
-        server=server_place(scene),
-    )
-    plan = planning.make_plan(
-        checkpoint=checkpoint,
-        drift=scene.drift,
-        side=side,
-        job=scene.job,
-        allow_on_training_host=scene.options.allow_on_training_host,
-        consent_possible=consent.possible,
-        routes=() if side.staged else routes_for(scene, connections),
-    )
-    if not plan.action("sync"):
-        return plan, ()
-    connection = connections.to(scene.evaluate)
-    return plan, differences(connection, scene.evaluate, scene.job, scene.drift, scene.inventory)
-
-
-def ends(scene: Scene, connections: Connections) -> tuple[staging.End, staging.End]:
-    """Where a shipment begins and where it ends."""
-    source = staging.End(connection=connections.to(scene.train), host=scene.train, role="train")
-    return source, staging.End(connection=connections.to(scene.evaluate), host=scene.evaluate, role="eval")
-
-
-def routes_for(scene: Scene, connections: Connections) -> tuple[Route, ...]:
-    """The ways that a shipment may take, the best first. Raises Refused where the one that is asked for isn't there."""
-    transfer = scene.run.transfer or scene.inventory.transfer
-    source, target = ends(scene, connections)
-    return staging.choose(source, target, transfer, scene.inventory.timeouts, scene.run.limit_rate)
+# -- act ---------------------------------------------------------------------------------------------------------
 
 
 def _act(
@@ -222,83 +177,24 @@ def _act(
     if plan.action("sync"):
         sync(scene, connections, listener.warned)
     if plan.action("ship"):
-        _check_fit(scene, connections)
+        refuse_what_does_not_fit(scene, connections)
         witness = witnessing.begin(scene, connections)
         try:
-            _ship(scene, plan, checkpoint, connections, listener)
+            account = ship(scene, checkpoint, scene.training, plan.routes, connections, listener.moved, listener.warned)
         except OrchError:
             windows.append(witnessing.end(witness, scene, connections))
             told = receipts.receipt(windows)
             if told.verdict == "changed":
                 listener.warned("; ".join(told.reasons))
             raise
+        _tell_pace(account.get("pace") or {}, listener)
         windows.append(witnessing.end(witness, scene, connections))
 
 
-def sync(scene: Scene, connections: Connections, warn: Callable[[str], None]) -> None:
-    """Make the harness on the evaluation host equal to the local one."""
-    limits = scene.inventory.timeouts
-    pushed = harness.push(connections.to(scene.evaluate), scene.evaluate, scene.job, scene.drift, limits)
-    if pushed.saved:
-        warn(f"{scene.evaluate.name}: the files that were replaced there are saved in {pushed.saved}")
-    taken.forget(scene.job, scene.evaluate)
-
-
-def _ship(scene: Scene, plan: Plan, checkpoint: Checkpoint, connections: Connections, listener: Listener) -> None:
-    account = staging.ship(
-        checkpoint,
-        scene.job,
-        *ends(scene, connections),
-        scene.inventory.timeouts,
-        listener.moved,
-        listener.warned,
-        choice=plan.routes,
-        layout=scene.run.layout,
-        limit_rate=scene.run.limit_rate,
-        training=scene.training.neighbour,
-    )
-    pace = account.get("pace") or {}
+def _tell_pace(pace: Json, listener: Listener) -> None:
     if pace.get("backed_off"):
         held_back = f"shipping went {pace['backed_off']} times slower so that the training did not wait for it"
         listener.warned(f"{held_back}, {pace['slept']:.0f} s in all")
-
-
-def _check_fit(scene: Scene, connections: Connections) -> None:
-    """Raises Refused where the evaluation would fail at once: better now than after gigabytes."""
-    refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
-
-
-def launch(
-    scene: Scene,
-    checkpoint: Checkpoint,
-    windows: list[dict[str, Any]],
-    env: Mapping[str, str],
-    secrets: Mapping[str, str],
-    connections: Connections,
-) -> Run:
-    """Start the evaluation of a checkpoint that lies on the evaluation host, or find it started."""
-    digests, state = scene.digests(checkpoint.identity), state_folder()
-    run = runs.launch(
-        connections.to(scene.evaluate),
-        scene.evaluate,
-        scene.job,
-        key=planning.run_key(digests),
-        training_run=scene.run.name,
-        step=checkpoint.step,
-        digests=digests,
-        harness=scene.ours,
-        env=env,
-        secrets=secrets,
-        windows=[*windows, *witnessing.beside_evaluation(scene)],
-        beside=scene.beside,
-        origin=scene.origin,
-        source=scene.training.source,
-        timeouts=scene.inventory.timeouts,
-        again=scene.options.again,
-        taken=launched.ids(state, scene.evaluate.name),
-    )
-    launched.remember(state, run)
-    return run
 
 
 def _outlives(scene: Scene, run: Run, connections: Connections) -> Run:
@@ -312,7 +208,7 @@ def _finish(
     scene: Scene, plan: Plan, run: Run, connections: Connections, listener: Listener, looks: list[dict[str, Any]]
 ) -> EvalReport:
     """Follow a run to its end and bring it home; `looks` are this command's windows so far."""
-    if run.state in ("queued", "running"):
+    if run.goes_on:
         run = _follow(scene, run, connections, listener, looks)
     result = collect(scene, run, connections, looks) if run.folder else None
     if result is not None:
@@ -335,7 +231,7 @@ def _follow(scene: Scene, run: Run, connections: Connections, listener: Listener
 
     Once on the way, when the aftermath of shipping ends, training is looked at: what dies later died by itself.
     """
-    seen, aftermath = len(looks), time.monotonic() + training.AFTERMATH - MARGIN
+    seen, aftermath = len(looks), time.monotonic() + measures.AFTERMATH - MARGIN
 
     def looked(look: Json) -> None:
         listener.looked(look)
@@ -358,10 +254,9 @@ def failure(report: EvalReport) -> OrchError | None:
     """The error that a report amounts to, if any: the evaluation failed, or training changed meanwhile."""
     run = report.run
     if run is not None and run.state in ("failed", "lost", "cancelled", "refused"):
-        ended = run.reason or (f"exit {run.exit_code}" if run.exit_code is not None else f"signal {run.signal}")
         log = f"orch logs {run.id} shows its log; " if run.folder else ""
         hint = f"{log}orch rerun {run.id} tries again"
-        return EvaluationFailed(f"run {run.id} {run.state}: {ended}", hint=hint, host=run.host)
+        return EvaluationFailed(f"run {run.id} {run.state}: {run.how_it_ended}", hint=hint, host=run.host)
     if report.result is not None and report.result.receipt.verdict == "changed":
         return TrainingDisturbed("; ".join(report.result.receipt.reasons), hint="orch status shows how training stands")
     return None

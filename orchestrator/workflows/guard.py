@@ -11,8 +11,8 @@ from typing import Protocol
 
 from orchestrator import config, receipts
 from orchestrator.actions import local_command, receipt_files, training
-from orchestrator.actions.ledger import state_folder
 from orchestrator.errors import ConfigError, HostUnreachable, TrainingDisturbed
+from orchestrator.keeping import state_folder
 from orchestrator.model import Host, Inventory, Receipt, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.connection import Connection

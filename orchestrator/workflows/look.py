@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.actions import observation, torn
-from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.observation import HostFacts
+from orchestrator.keeping import state_folder
 from orchestrator.model import Harness, Host, Job, Timeouts, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.fleet import Outcome, on_each

@@ -9,9 +9,10 @@ from orchestrator.actions import harness, preflight
 from orchestrator.actions.observation import RunFacts
 from orchestrator.answers import read_harness
 from orchestrator.errors import OrchError, Refused
-from orchestrator.model import Check, Drift, Harness, Host, Inventory, Job, Scan, TrainingRun
+from orchestrator.model import Check, Drift, Host, Inventory, Job, Scan, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
+from orchestrator.workflows.scene import Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +57,14 @@ def preflight_job(
     return PreflightReport(job=job, host=host, run=name, checks=tuple(checks), unreachable=unreachable)
 
 
-def refuse_what_does_not_fit(
-    inventory: Inventory, job: Job, host: Host, ours: Harness, scan: Scan | None, connections: Connections
-) -> None:
+def refuse_what_does_not_fit(scene: Scene, connections: Connections) -> None:
     """The cheap part, on a host whose harness is synced, before a checkpoint is shipped: are the packages there, and
-    do the tensors fit? Raises Refused."""
-    wanted = preflight.read_needs(job, ours)
+    do the tensors fit? Better now than after gigabytes. Raises Refused."""
+    host, job, scan, limits = scene.evaluate, scene.job, scene.scan, scene.inventory.timeouts
+    wanted = preflight.read_needs(job, scene.ours)
     tensors = preflight.tensors_of(scan) if job.ship == "model" else None
     connection = connections.to(host)
-    answer = preflight.try_out(connection, host, job, ours, wanted, tensors, inventory.timeouts, synced=True)
+    answer = preflight.try_out(connection, host, job, scene.ours, wanted, tensors, limits, synced=True)
     checks = [preflight.tensors_check(job, scan, answer), *preflight.judge(host, job, wanted, answer)]
     failed = [check for check in checks if check.state == "fail"]
     if failed:
@@ -111,4 +111,4 @@ def _harness(job: Job, host: Host, drift: Drift) -> Check:
 
 def _needed(host: Host, scan: Scan | None) -> int:
     ship = scan.latest.ship_bytes if scan is not None and scan.latest is not None else 0
-    return ship + (plan.RESERVE if host.keep_free is None else host.keep_free)
+    return ship + plan.kept_free(host)

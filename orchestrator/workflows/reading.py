@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__, records, windows
 from orchestrator.actions import comparison, training
-from orchestrator.answers import Json
+from orchestrator.answers import Json, read_digests
+from orchestrator.clock import utc_now
 from orchestrator.errors import EvaluationFailed, Refused
-from orchestrator.model import Digests, Receipt, Result, ResultRule
+from orchestrator.model import Receipt, Result, ResultRule
 
 Read = Callable[[str], bytes | None]
 """a file of a run folder by its name; None where there is none"""
@@ -65,9 +65,8 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
     if rule is None:
         raise EvaluationFailed(f"run {spec.get('id')} does not say where its headline is, nor does a job of its name")
     document = read_result(read(rule.file), rule, f"jobs/{spec.get('job')}.yaml")
-    baseline = document.get("baseline")
+    baseline, digests = document.get("baseline"), spec.get("digests")
     ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
     return Result(
         id=str(spec["id"]),
         run=str(spec.get("run") or ""),
@@ -78,12 +77,12 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
         headline=comparison.headline(document, rule),
         baseline=comparison.headline(baseline, rule) if isinstance(baseline, dict) else None,
         verdict=comparison.paired(ours, theirs, rule.better).verdict,
-        digests=_digests(spec.get("digests")),
+        digests=read_digests(digests if isinstance(digests, dict) else {}),
         receipt=receipt,
         source=spec.get("source"),
         origin=str(spec.get("origin") or ""),
         file=rule.file,
-        ended_at=str(ended.get("ended_at") or now),
+        ended_at=str(ended.get("ended_at") or utc_now()),
         folder=folder,
         rule=rule,
         versions=_versions(spec, document),
@@ -107,11 +106,6 @@ def read_result(content: bytes | None, rule: ResultRule, job_file: str) -> Mappi
             f"{file} has no number at {headline}", hint=f"see result.headline in {job_file}; keys there: {there}"
         )
     return document
-
-
-def _digests(found: Any) -> Digests:
-    row = found if isinstance(found, dict) else {}
-    return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
 
 
 def _versions(spec: Json, document: Mapping[str, Any]) -> dict[str, str]:

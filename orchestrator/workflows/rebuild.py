@@ -8,9 +8,10 @@ from pathlib import Path
 
 from orchestrator import config, receipts, records
 from orchestrator.actions import runs
-from orchestrator.actions.ledger import Ledger, set_aside, state_folder
+from orchestrator.actions.ledger import Ledger, set_aside
 from orchestrator.answers import Json
 from orchestrator.errors import ConfigError, HostUnreachable, OrchError, Refused
+from orchestrator.keeping import state_folder
 from orchestrator.model import Entry, Host, Inventory, Result, ResultRule
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.fleet import on_each
@@ -70,7 +71,6 @@ def _bring_home(
     inventory: Inventory, connections: Connections, ledger: Ledger
 ) -> tuple[list[tuple[str, str]], list[OrchError], list[str]]:
     """Copy the small files of finished runs that are not here yet, from all evaluation hosts at once."""
-    hosts = [host for host in inventory.hosts.values() if "eval" in host.roles]
     collected: list[tuple[str, str]] = []
     unreachable: list[OrchError] = []
     missed: list[str] = []
@@ -78,7 +78,7 @@ def _bring_home(
     def one(host: Host) -> tuple[list[str], list[str]]:
         return _from_host(host, connections, ledger, inventory)
 
-    for outcome in on_each(hosts, one):
+    for outcome in on_each(config.eval_hosts(inventory), one):
         if outcome.value is None:
             assert outcome.error is not None
             unreachable.append(outcome.error)

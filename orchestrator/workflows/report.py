@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 from orchestrator import __version__
 from orchestrator.actions import comparison
 from orchestrator.actions.ledger import Ledger
+from orchestrator.clock import utc_now
 from orchestrator.errors import ConfigError, OrchError
 from orchestrator.model import Difference, Entry, Receipt, Result, ResultRule
 from orchestrator.workflows import reading
@@ -113,7 +113,7 @@ def report(run: str | None, job: str | None) -> Report:
             against=_against(entries, documents, rule),
             harnesses=harness_versions(entries, ledger),
             missing=_missing(points, rule),
-            made_at=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            made_at=utc_now(),
             made_by=f"orch {__version__}",
             warnings=tuple(warnings),
         )

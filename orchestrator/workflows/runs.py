@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from orchestrator import config
 from orchestrator.actions import launched, runs
-from orchestrator.actions.ledger import state_folder
 from orchestrator.actions.runs import Cancelled
 from orchestrator.errors import ConfigError, OrchError
+from orchestrator.keeping import state_folder
 from orchestrator.model import Host, Inventory, Run
 from orchestrator.ssh.choose import Connections
 from orchestrator.ssh.fleet import Outcome, on_each
@@ -32,7 +32,7 @@ class RunsReport:
 
 def list_runs(inventory: Inventory, host_name: str | None, connections: Connections) -> RunsReport:
     """Look at one evaluation host, or all of them at once."""
-    hosts = _hosts(inventory, host_name)
+    hosts = config.eval_hosts(inventory, host_name)
     outcomes = on_each(hosts, lambda host: _runs_of(host, inventory, connections))
     found = tuple(run for outcome in outcomes for run in outcome.value or ())
     return RunsReport(runs=found, hosts=tuple(outcomes))
@@ -44,12 +44,6 @@ def _runs_of(host: Host, inventory: Inventory, connections: Connections) -> tupl
     known = {run.id for run in there}
     lost = (run for run in launched.remembered(state_folder(), host.name) if run.id not in known)
     return (*lost, *there)
-
-
-def _hosts(inventory: Inventory, name: str | None) -> list[Host]:
-    if name is not None:
-        return [config.choose_eval_host(inventory, None, name)]
-    return [host for host in inventory.hosts.values() if "eval" in host.roles]
 
 
 def find_run(inventory: Inventory, word: str, host_name: str | None, connections: Connections) -> Run:

@@ -29,7 +29,6 @@ from orchestrator.model import (
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
 
-NO_SCAN = "not looked into"
 ALIVE = {"running", "stopped", "ambiguous", "hidden"}
 
 
@@ -196,7 +195,9 @@ def wanted_checkpoint(scene: Scene) -> Checkpoint:
             identity=scene.options.checkpoint,
         )
     if scan is None:
-        raise NothingToEvaluate(f"{scene.train.name}: {scene.run.checkpoints} was {NO_SCAN}", host=scene.train.name)
+        raise NothingToEvaluate(
+            f"{scene.train.name}: {scene.run.checkpoints} was not looked into", host=scene.train.name
+        )
     if scan.latest is not None:
         return scan.latest
     wanted = "checkpoint" if step is None else f"checkpoint of step {step}"

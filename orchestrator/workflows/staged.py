@@ -22,7 +22,7 @@ class StagedReport:
 
 def list_staged(inventory: Inventory, host_name: str | None, connections: Connections) -> StagedReport:
     """Look at one evaluation host, or all of them at once."""
-    hosts = _hosts(inventory, host_name)
+    hosts = config.eval_hosts(inventory, host_name)
     return _report(on_each(hosts, lambda host: retention.staged(connections.to(host), host, inventory.timeouts)))
 
 
@@ -34,13 +34,7 @@ def clean(
     def one(host: Host) -> tuple[Staged, ...]:
         return retention.clean(connections.to(host), host, keep, inventory.timeouts, dry_run=dry_run)
 
-    return _report(on_each(_hosts(inventory, host_name), one))
-
-
-def _hosts(inventory: Inventory, name: str | None) -> list[Host]:
-    if name is not None:
-        return [config.choose_eval_host(inventory, None, name)]
-    return [host for host in inventory.hosts.values() if "eval" in host.roles]
+    return _report(on_each(config.eval_hosts(inventory, host_name), one))
 
 
 def _report(outcomes: list[Outcome[Host, tuple[Staged, ...]]]) -> StagedReport:

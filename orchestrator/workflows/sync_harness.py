@@ -29,6 +29,15 @@ class Consent(Protocol):
     def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool: ...
 
 
+class NoConsent:
+    """Nobody is asked."""
+
+    possible = False
+
+    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
     """How the harness stood, and what was done about it."""
@@ -130,7 +139,7 @@ def merge(report: SyncReport, inventory: Inventory, connections: Connections) ->
     _refuse_unresolved(report)
     drift, job, host = report.drift, report.job, report.host
     if not taking.edited_there(drift):
-        return sync(report, _nobody)
+        return sync(report, NoConsent())
     if drift.state == "unknown":
         raise Refused(
             f"{host.name}: orch never synced {job.harness_remote}, so there is no common version to merge from",
@@ -177,15 +186,3 @@ def _refuse_unresolved(report: SyncReport) -> None:
             f"{report.job.harness_local}: conflicts of the last merge stand in {names}; nothing was changed",
             hint=f"resolve them there (<<<<<<< to >>>>>>>), then: orch sync-harness {report.job.name}",
         )
-
-
-class _Nobody:
-    """Nobody is asked."""
-
-    possible = False
-
-    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
-        return False
-
-
-_nobody = _Nobody()

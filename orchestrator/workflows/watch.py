@@ -16,13 +16,14 @@ from functools import partial
 from orchestrator import config, receipts
 from orchestrator import plan as planning
 from orchestrator.actions import watched
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions.ledger import Ledger, origin_of
 from orchestrator.actions.observation import RunFacts
 from orchestrator.actions.watched import PENDING, Memory
 from orchestrator.errors import ConfigError, EvaluationFailed, OrchError, Refused, TrainingDisturbed
+from orchestrator.keeping import state_folder
 from orchestrator.model import Inventory, Receipt
 from orchestrator.ssh.choose import Connections
-from orchestrator.workflows.eval_latest import sync
+from orchestrator.workflows.acting import sync
 from orchestrator.workflows.preflight import refuse_what_does_not_fit
 from orchestrator.workflows.scene import Options, Scene, missing, observe
 from orchestrator.workflows.watch_evaluating import Evaluating
@@ -52,8 +53,7 @@ def watch(inventory: Inventory, options: Options, wanted: Wanted, connections: C
     job = config.choose_job(inventory, run, options.job)
     if wanted.until == "training-ends" and run.process is None:
         raise ConfigError(f"run {run.name} names no process: its end can't be seen", hint="give it process: first")
-    origin = f"{inventory.hosts[run.hosts[0]].ssh}:{run.checkpoints}"
-    name = watched.name_of(run.name, job.name, origin)
+    name = watched.name_of(run.name, job.name, origin_of(inventory.hosts[run.hosts[0]], run))
     with watched.held(state_folder(), name, f"run {run.name}"):
         scene = observe(inventory, options, connections)
         told = Told(tell, wanted.until)
@@ -106,11 +106,7 @@ def _prepare(scene: Scene, connections: Connections, warn: Callable[[str], None]
     if scene.drift.overwrites_unknown:
         reasons.append(planning.drift_refusal(scene.drift, scene.evaluate, scene.job))
     if scene.beside is not None and not scene.options.allow_on_training_host:
-        raise Refused(
-            f"a training runs on {scene.evaluate.name}: no evaluation beside it",
-            hint="name another host with --host, or allow it with --allow-on-training-host",
-            host=scene.evaluate.name,
-        )
+        reasons.insert(0, planning.beside_refusal(scene.evaluate, scene.beside["unseen"]))
     if reasons:
         text = "; ".join(refusal.reason for refusal in reasons)
         raise Refused(text, hint=reasons[0].hint, host=scene.evaluate.name)
@@ -119,7 +115,7 @@ def _prepare(scene: Scene, connections: Connections, warn: Callable[[str], None]
     if scene.drift.state != "in_sync":
         sync(scene, connections, warn)
     if scene.scan is not None and scene.scan.latest is not None:
-        refuse_what_does_not_fit(scene.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, connections)
+        refuse_what_does_not_fit(scene, connections)
 
 
 class _Story:

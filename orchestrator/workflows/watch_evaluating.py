@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator import config
 from orchestrator.actions import runs
-from orchestrator.actions.harness_diff import FileDiff
 from orchestrator.actions.runs import Reading
 from orchestrator.actions.watched import Watched
 from orchestrator.answers import Json
@@ -21,20 +19,12 @@ from orchestrator.errors import (
     OrchError,
     Refused,
 )
-from orchestrator.model import Drift, Run
+from orchestrator.model import Run
+from orchestrator.workflows.acting import launch, plan_for, sync
 from orchestrator.workflows.collecting import collect
-from orchestrator.workflows.eval_latest import launch, plan_for, sync
 from orchestrator.workflows.scene import Scene, observe
+from orchestrator.workflows.sync_harness import NoConsent
 from orchestrator.workflows.watch_scene import Event, Kind, Watch
-
-
-class NoConsent:
-    """Nobody is asked for anything while a watch goes on."""
-
-    possible = False
-
-    def __call__(self, drift: Drift, diffs: Sequence[FileDiff]) -> bool:
-        return False
 
 
 class Evaluating:
@@ -115,7 +105,7 @@ class Evaluating:
             self._watch.memory.put(item, state="staged", run="")
             self._tell("warning", item, f"step {item.step}: {error.message}")
             return
-        if run.state not in ("queued", "running"):
+        if not run.goes_on:
             self._end(item, run)
 
     def _end(self, item: Watched, run: Run) -> None:
@@ -149,12 +139,9 @@ def _begun(scene: Scene, identity: str) -> Run | None:
     """A run of this job on this checkpoint that lives or has succeeded, whoever started it."""
     wanted = (scene.run.name, scene.job.name, identity)
     mine = [row for row in reversed(scene.facts.runs) if (row.run, row.job, row.checkpoint) == wanted]
-    for states in (("queued", "running"), ("succeeded",)):
-        if found := next((row for row in mine if row.state in states), None):
-            return found
-    return None
+    living = next((row for row in mine if row.goes_on), None)
+    return living or next((row for row in mine if row.state == "succeeded"), None)
 
 
 def _how_it_ended(run: Run) -> str:
-    ended = run.reason or (f"exit {run.exit_code}" if run.exit_code is not None else f"signal {run.signal}")
-    return f"{run.state}: {ended} (its log is in {run.folder} on {run.host})"
+    return f"{run.state}: {run.how_it_ended} (its log is in {run.folder} on {run.host})"

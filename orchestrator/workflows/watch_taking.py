@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator import windows
-from orchestrator.actions import checkpoints, retention, staging, torn, training
-from orchestrator.actions.ledger import Ledger, state_folder
+from orchestrator.actions import checkpoints, retention, torn, training
+from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.observation import RunFacts
 from orchestrator.actions.watched import Watched
 from orchestrator.answers import Json
 from orchestrator.errors import HostKeyError, HostUnreachable, OrchError, Refused, TornCheckpoint
+from orchestrator.keeping import state_folder
 from orchestrator.model import Candidate, Checkpoint, Scan
 from orchestrator.workflows import witnessing
-from orchestrator.workflows.eval_latest import ends, routes_for
+from orchestrator.workflows.acting import routes_for, ship
 from orchestrator.workflows.look import Look, look_at
 from orchestrator.workflows.watch_scene import Event, Kind, Watch
 
@@ -91,17 +92,14 @@ class Taking:
 
     def _bring(self, checkpoint: Checkpoint, facts: RunFacts) -> None:
         scene, connections = self._watch.scene, self._watch.connections
-        staging.ship(
+        ship(
+            scene,
             checkpoint,
-            scene.job,
-            *ends(scene, connections),
-            scene.inventory.timeouts,
+            facts,
+            routes_for(scene, connections),
+            connections,
             lambda done, total: None,
             lambda trouble: self._tell_once("warning", trouble),
-            choice=routes_for(scene, connections),
-            layout=scene.run.layout,
-            limit_rate=scene.run.limit_rate,
-            training=facts.neighbour,
         )
 
     # -- what a look shows --------------------------------------------------------------------------------------

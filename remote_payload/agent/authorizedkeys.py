@@ -239,7 +239,7 @@ def _replaced(place: str, change: Callable[[Optional[bytes], str], Optional[byte
         os.close(descriptor)
         if os.path.exists(temporary):
             os.unlink(temporary)
-    scratch.sync_folder(os.path.dirname(place))
+    scratch.sync(os.path.dirname(place))
     return True
 
 

@@ -5,10 +5,10 @@ import json
 import os
 import signal
 import stat
-import time
 from typing import Optional, Tuple
 
 from remote_payload.agent import scratch
+from remote_payload.agent.identity import utc
 
 RESULT_LIMIT = 32 << 20
 """bytes of a result; it is brought to the laptop with the other small files of its run (runs.COLLECT_LIMIT)"""
@@ -31,7 +31,7 @@ def write_off(folder: str, state: str, reason: str) -> None:
     final = os.path.join(folder, "exit.json")
     began = (scratch.read_json(os.path.join(folder, "started.json")) or {}).get("started_at")
     value = {"schema": 1, "state": state, "exit_code": None, "signal": None, "reason": reason[:1000]}
-    value.update(started_at=began, ended_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), rung="")
+    value.update(started_at=began, ended_at=utc(), rung="")
     try:
         scratch.write_new(final, value)
     except OSError:

@@ -17,7 +17,7 @@ _PYTHON_PATIENCE = 20.0
 
 
 def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"workdir", "remote"?, "entries"?, "ignore"?, "headline"?: dotted path, "data"?: {name: path}, "digest"?:
+    """args {"workdir", "remote"?, "entries"?, "headline"?: dotted path, "data"?: {name: path}, "digest"?:
     bool, "server"?: URL, "python"?, "check_python"?: bool}; each part is answered where its argument is given:
 
     {"harness": harness.facts, "staged": [...], "arriving": [...], "runs": [...], "remote_folder": [...], "data": {name:
@@ -43,7 +43,7 @@ def facts(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     }
     if remote:
         entries = args.get("entries", [])
-        answer["harness"] = harness.facts(remote, entries, args.get("ignore"))
+        answer["harness"] = harness.facts(remote, entries)
         answer["remote_folder"] = remote_folder(remote, {one["path"] for one in entries}, args.get("headline"))
         answer["data"] = data(args.get("data", {}), remote, workdir, bool(args.get("digest")))
     return answer

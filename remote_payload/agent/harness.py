@@ -2,7 +2,7 @@
 
 import base64
 import os
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Dict, Iterable, List, Sequence
 
 from remote_payload.agent import lastsync, manifest
 from remote_payload.agent.errors import AgentError
@@ -22,9 +22,7 @@ RENAMES = 100
 """extras looked into for a file that was renamed, at most"""
 
 
-def facts(
-    remote: str, entries: Sequence[Entry], ignore: Optional[Iterable[str]] = None, also: Iterable[str] = ()
-) -> Dict[str, Any]:
+def facts(remote: str, entries: Sequence[Entry], also: Iterable[str] = ()) -> Dict[str, Any]:
     """What lies in the remote harness folder, against the local manifest; `also` names more files to look at.
 
     {"path", "exists", "writable", "files": entries of the files that the local manifest or the last sync names,
@@ -44,7 +42,7 @@ def facts(
     found = {path: folder.entry(path) for path in sorted(named)}
     base = lastsync.settled(base, intent, found)
     answer.update(base=base, files=[one for one in found.values() if one is not None])
-    _add_extras(answer, root, named, ignore)
+    _add_extras(answer, root, named)
     gone = [one for one in base or () if found[one["path"]] is None]
     answer["renames"] = _renames(folder, gone, answer["extras"])
     if intent is not None:
@@ -76,9 +74,9 @@ def _writable(root: str) -> bool:
     return os.access(place, os.W_OK | os.X_OK)
 
 
-def _add_extras(answer: Dict[str, Any], root: str, named: "set[str]", ignore: Optional[Iterable[str]]) -> None:
-    rules = manifest.rules_of(root, ignore)
-    for looked_at, (path, place) in enumerate(manifest.walk(root, rules, answer["notes"])):
+def _add_extras(answer: Dict[str, Any], root: str, named: "set[str]") -> None:
+    walk = manifest.walk(root, manifest.rules_of(root), answer["notes"])
+    for looked_at, (path, place) in enumerate(walk):
         if looked_at >= LOOKED_AT or len(answer["extras"]) >= EXTRAS:
             answer["extras_cut"] = True
             return
@@ -132,7 +130,7 @@ def _text(data: bytes) -> str:
 
 
 def harness_read_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"remote", "entries"?, "ignore"?, "also"?, "contents"?, "paths"?, "base"?: [sha256]} ->
+    """args {"remote", "entries"?, "also"?, "contents"?, "paths"?, "base"?: [sha256]} ->
 
     {"harness": facts, "files": contents of `paths`, or with `contents` of all that differ from `entries`, "base":
     {sha256: contents of the last sync in base64, or None}}; each where it was asked for.
@@ -140,7 +138,7 @@ def harness_read_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     answer: Dict[str, Any] = {}
     paths = args.get("paths")
     if "entries" in args:
-        answer["harness"] = facts(args["remote"], args["entries"], args.get("ignore"), args.get("also", ()))
+        answer["harness"] = facts(args["remote"], args["entries"], args.get("also", ()))
         if args.get("contents"):
             paths = _differing(answer["harness"], args["entries"])
     if paths is not None:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_payload.agent import identity
@@ -27,7 +26,7 @@ def facts(disk_path: str) -> Dict[str, Any]:
         "hostname": os.uname().nodename,
         "python": "%d.%d.%d" % sys.version_info[:3],
         "incarnation": identity.incarnation(),
-        "at": identity.utc(time.time()),
+        "at": identity.utc(),
         "cpus": cpus(),
         "load": list(os.getloadavg()),
         "memory": memory(),

@@ -111,6 +111,6 @@ def started_at(start_ticks: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start_ticks / TICKS_PER_SECOND
 
 
-def utc(seconds: float) -> str:
-    """ISO-8601 in UTC, whole seconds."""
+def utc(seconds: Optional[float] = None) -> str:
+    """ISO-8601 in UTC, whole seconds; now without `seconds`."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -7,12 +7,12 @@ import hashlib
 import os
 import re
 import shutil
-import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from remote_payload.agent import manifest, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import Folder, steps
+from remote_payload.agent.identity import utc
 from remote_payload.agent.manifest import Entry
 
 CONTENT_LIMIT = 1 << 20
@@ -81,16 +81,12 @@ def remember(root: str, entries: Iterable[Entry]) -> None:
 
 def withdraw(root: str) -> None:
     """The sync that was announced is over."""
-    try:
-        os.unlink(os.path.join(root, ".orch", _INTENT))
-    except OSError:  # what it says is true either way
-        pass
+    scratch.unlink(os.path.join(root, ".orch", _INTENT))  # else what it says is true all the same
 
 
 def _write(path: str, entries: Iterable[Entry]) -> None:
     files = sorted(entries, key=lambda one: str(one["path"]))
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    scratch.write_json(path, {"schema": 1, "digest": manifest.digest(files), "files": files, "synced_at": stamp})
+    scratch.write_json(path, {"schema": 1, "digest": manifest.digest(files), "files": files, "synced_at": utc()})
 
 
 # -- contents ---------------------------------------------------------------------------------------------------
@@ -130,19 +126,9 @@ def drop_contents(root: str, entries: Iterable[Entry]) -> None:
     """Remove the contents that no file of the last sync has any more."""
     store = os.path.join(root, ".orch", _CONTENTS)
     needed = {str(one["sha256"]) for one in entries}
-    for name in _listed(store):
+    for name in scratch.listed(store):
         if name not in needed:
-            try:
-                os.unlink(os.path.join(store, name))
-            except OSError:  # it costs room, nothing else
-                pass
-
-
-def _listed(folder: str) -> List[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+            scratch.unlink(os.path.join(store, name))
 
 
 def content_of(root: str, sha256: str) -> Optional[bytes]:

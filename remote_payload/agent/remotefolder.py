@@ -4,11 +4,11 @@ import json
 import os
 import re
 import sys
-import time
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from remote_payload.agent import scratch
 from remote_payload.agent.harness import printable
+from remote_payload.agent.identity import utc
 from remote_payload.agent.manifest import to_bytes, to_text
 
 LISTED = 200
@@ -35,20 +35,13 @@ def remote_folder(remote: str, harness_files: Set[str], headline: Optional[str] 
 
 
 def _names(root: bytes, harness: Set[str]) -> Iterator[bytes]:
-    for name in _listed(root):
+    for name in scratch.listed(root):
         if to_text(name) in harness or name.startswith(b".") or name == b"__pycache__":
             continue
         if name in (b"checkpoints", b"results") and os.path.isdir(os.path.join(root, name)):
-            yield from (os.path.join(name, one) for one in _listed(os.path.join(root, name)))
+            yield from (os.path.join(name, one) for one in scratch.listed(os.path.join(root, name)))
         else:
             yield name
-
-
-def _listed(folder: bytes) -> List[bytes]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _row(root: bytes, name: bytes, headline: Optional[str]) -> Optional[Dict[str, Any]]:
@@ -58,12 +51,11 @@ def _row(root: bytes, name: bytes, headline: Optional[str]) -> Optional[Dict[str
     except OSError:
         return None
     value = _headline(place, headline) if name.endswith(b".json") else None
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found.st_mtime))
     return {
         "path": printable(to_text(name)),
         "kind": _kind(place, to_text(name), value is not None),
         "bytes": _bytes(place),
-        "modified_at": stamp,
+        "modified_at": utc(found.st_mtime),
         "headline": value,
     }
 
@@ -80,7 +72,7 @@ def _kind(place: bytes, name: str, has_headline: bool) -> str:
 
 
 def _holds_weights(folder: bytes) -> bool:
-    return any(to_text(name).endswith(_WEIGHTS) for name in _listed(folder))
+    return any(to_text(name).endswith(_WEIGHTS) for name in scratch.listed(folder))
 
 
 def _bytes(place: bytes) -> int:

@@ -254,7 +254,7 @@ class Replacement:
         """The new names last through a power cut before anything says that they are there."""
         folders: Set[str] = {os.path.dirname(path) for path in self.arrived}
         for folder in folders:
-            scratch.sync_folder(os.path.join(self.root, folder))
+            scratch.sync(os.path.join(self.root, folder))
 
     def _drop_empty_folders(self) -> None:
         for path in self._delete:

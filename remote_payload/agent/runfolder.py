@@ -94,7 +94,7 @@ class Draft:
         )
         try:
             scratch.write_json(os.path.join(self.path, SPEC), kept)
-            scratch.sync_folder(self.path)
+            scratch.sync(self.path)
             os.rename(self.path, final)
         except OSError as error:
             if os.path.lexists(final):

@@ -140,7 +140,7 @@ def of_host() -> Sample:
     own, first = os.times(), read_stat(1)
     monotonic = time.clock_gettime(time.CLOCK_BOOTTIME)
     return {
-        "at": utc(time.time()),
+        "at": utc(),
         "monotonic": round(monotonic, 3),
         "up_s": round(monotonic - first.start_ticks / TICKS_PER_SECOND, 3) if first else None,
         "incarnation": identities.incarnation(),

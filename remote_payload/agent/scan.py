@@ -9,6 +9,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from remote_payload.agent import layouts
+from remote_payload.agent.identity import utc
 from remote_payload.agent.layouts.base import Found, Layout
 from remote_payload.agent.openby import someone_writes
 from remote_payload.agent.proofs import Proof
@@ -260,7 +261,7 @@ def _latest(one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[
     return dict(
         one.details or _details(one, proof),
         age_s=max(0.0, round(now - proof.modified_at, 3)),
-        modified_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(proof.modified_at)),
+        modified_at=utc(proof.modified_at),
     )
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, AnyStr, Dict, Iterator, List, Optional
 
 from remote_payload.agent import incarnation
 from remote_payload.agent.errors import AgentError
@@ -47,13 +47,7 @@ def sweep(parent: str, prefix: str) -> None:
 
 
 def _named(parent: str, prefix: str) -> Iterator[str]:
-    try:
-        names = os.listdir(parent)
-    except OSError:
-        return
-    for name in sorted(names):
-        if name.startswith(prefix):
-            yield os.path.join(parent, name)
+    return (os.path.join(parent, name) for name in listed(parent) if name.startswith(prefix))
 
 
 def abandoned(path: str) -> bool:
@@ -83,7 +77,7 @@ def write_json(path: str, value: Dict[str, Any]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError:
-        _unlink(temporary)
+        unlink(temporary)
         raise
 
 
@@ -100,7 +94,7 @@ def write_new(path: str, value: Dict[str, Any]) -> bool:
             raise
         return _write_into_new(path, value)
     finally:
-        _unlink(draft)
+        unlink(draft)
     return True
 
 
@@ -133,16 +127,25 @@ def read_record(path: str) -> Optional[Dict[str, Any]]:
     return value
 
 
-def sync_folder(path: str) -> None:
-    """Make the names in a folder last through a power cut. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def listed(folder: AnyStr) -> List[AnyStr]:
+    """The sorted names in a folder; none where it can't be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def sync(path: str) -> None:
+    """Make a file's bytes, or the names in a folder, last through a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _unlink(path: str) -> None:
+def unlink(path: str) -> None:
+    """Remove a file; one that can't be removed, or is not there, is left so."""
     try:
         os.unlink(path)
     except OSError:

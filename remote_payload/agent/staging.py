@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional
 from remote_payload.agent import authorizedkeys, chunks, incoming, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.folder import steps
+from remote_payload.agent.identity import utc
 from remote_payload.agent.incoming import Incoming
 from remote_payload.agent.inflow import Inflow, unwritable
 
@@ -240,27 +241,19 @@ def _finish(coming: Incoming, final: str, args: Dict[str, Any]) -> None:
         "source": meta.get("source"),
     }
     record.update(entry=meta.get("entry", ""), files=files, bytes=coming.bytes, chunk=args["chunk"])
-    record["staged_at"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    record["staged_at"] = utc()
     for one in files:
-        _sync_file(os.path.join(coming.files, one["path"]))
+        scratch.sync(os.path.join(coming.files, one["path"]))
     scratch.write_json(os.path.join(coming.files, RECORD), record)
     for folder, _, _ in os.walk(coming.files):
-        scratch.sync_folder(folder)
+        scratch.sync(folder)
     try:
         os.rename(coming.files, final)
     except OSError:
         set_aside(final)  # a folder of this name that is no whole checkpoint
         os.rename(coming.files, final)
-    scratch.sync_folder(os.path.dirname(final))
+    scratch.sync(os.path.dirname(final))
     shutil.rmtree(coming.folder, ignore_errors=True)
-
-
-def _sync_file(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def set_aside(folder: str) -> None:

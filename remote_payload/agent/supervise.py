@@ -26,6 +26,7 @@ from remote_payload.agent import (
     scratch,
 )
 from remote_payload.agent.errors import AgentError
+from remote_payload.agent.identity import utc
 from remote_payload.agent.turn import AT_ONCE, Turn
 
 BEAT = 5.0
@@ -77,7 +78,7 @@ class Supervisor:
         self.status: Optional[int] = None
         """wait status of the evaluation once it has ended"""
         self.child = 0
-        self.queued_at = _now()
+        self.queued_at = utc()
         self.started_at = ""
         self.rung = ""
         self.kills_before = 0
@@ -158,7 +159,7 @@ class Supervisor:
 
     def _write_started(self) -> None:
         value = dict(incarnation.record(os.getpid()), schema=1, queued_at=self.queued_at, waiting=self.waiting)
-        value["started_at"] = self.started_at or (None if self.waiting else _now())
+        value["started_at"] = self.started_at or (None if self.waiting else utc())
         value.update(rung=self.rung, child=incarnation.record(self.child) if self.child else None)
         value["oom_kills"] = limits.oom_kills()
         scratch.write_json(self._path("started.json"), value)
@@ -199,7 +200,7 @@ class Supervisor:
             os.close(log)
         child.returncode = 0  # waited for here, not by subprocess
         self.child = child.pid
-        self.started_at = _now()
+        self.started_at = utc()
         told = [self.cage.rung(self.child), "%s threads" % (self.threads or hostinfo.cpus())]
         self.rung = ", ".join(told + ([self.beside.rung()] if self.beside else []))
         try:
@@ -307,7 +308,7 @@ class Supervisor:
         """exit.json: the last file written, whole or absent, in blocks that were reserved at the start."""
         code, number = ending.decode(self.status)
         value = {"schema": 1, "state": state, "exit_code": code, "signal": number, "reason": reason[:1000]}
-        value.update(started_at=self.started_at or None, ended_at=_now(), rung=self.rung)
+        value.update(started_at=self.started_at or None, ended_at=utc(), rung=self.rung)
         text = json.dumps(value).encode("ascii")
         descriptor = os.open(self._path(".exit.json"), os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -338,7 +339,3 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError:
         pass
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -67,16 +67,13 @@ class Turn:
     def leave(self) -> None:
         """Give the ticket back."""
         if self._ticket:
-            _unlink(self._ticket)
+            scratch.unlink(self._ticket)
 
 
 def tickets(queue: str) -> List[Tuple[int, str]]:
     """(number, path) of all tickets, the first first."""
-    try:
-        names = os.listdir(queue)
-    except OSError:
-        return []
-    return sorted((int(name), os.path.join(queue, name)) for name in names if name.isdigit())
+    names = filter(str.isdigit, scratch.listed(queue))
+    return sorted((int(name), os.path.join(queue, name)) for name in names)
 
 
 def ahead_of(workdir: str, run_id: str) -> List[str]:
@@ -100,11 +97,4 @@ def _clear(path: str, holder: Dict[str, Any]) -> None:
         return
     told = "; %d processes that it left were ended by the next run" % len(found) if found else ""
     ending.write_off(folder, "lost", incarnation.why_gone(holder) + told)
-    _unlink(path)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
+    scratch.unlink(path)

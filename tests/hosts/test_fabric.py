@@ -21,7 +21,6 @@ from orchestrator.errors import AuthenticationFailed, ConnectionLost, HostKeyErr
 from orchestrator.model import Host, Timeouts
 from orchestrator.ssh.fabric import FabricConnection
 from orchestrator.ssh.resolve import resolve
-from orchestrator.ssh.suitability import live_master
 
 pytestmark = pytest.mark.hosts
 
@@ -565,22 +564,6 @@ def test_bulk_goes_where_the_constructor_says(connect: Connect, testhosts: Any) 
     bulky.close()  # and with it what it opened
     with pytest.raises(BrokenPipeError):
         channel.write(b"x")
-
-
-def test_a_master_connection_of_the_users_own_is_seen_while_it_lives(connect: Connect, tmp_path: Path) -> None:
-    config = connect("train", f"ControlPath {tmp_path}/master").config
-    settings = resolve("train", config)
-    assert not live_master(settings)
-    master = subprocess.Popen(["ssh", "-F", str(config), "-M", "-N", "train"], stdin=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 5
-        while not live_master(settings) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert live_master(settings)
-    finally:
-        master.terminate()
-        master.wait()
-    assert not live_master(settings)
 
 
 def test_without_openssh_the_same_host_is_reached_by_paramikos_reading(

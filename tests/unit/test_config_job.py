@@ -11,7 +11,6 @@ from orchestrator.config import (
     choose_eval_host,
     choose_job,
     choose_run,
-    fill_command,
     job_names,
     load_inventory,
     load_job,
@@ -268,16 +267,3 @@ def test_the_eval_host_is_the_flag_then_the_runs_then_the_only_one(project):
         choose_eval_host(single, single.runs["r"], "t")
     with pytest.raises(ConfigError, match=r"no host 'x' in hosts.yaml"):
         choose_eval_host(single, single.runs["r"], "x")
-
-
-def test_a_command_is_filled_word_by_word():
-    values = {"python": "/bin/py thon", "checkpoint": "{result}", "data.cache": "/c"}
-    command = ("{python}", "--x={data.cache}:{data.cache}", "{checkpoint}", '{"a": {"b": 1}}', "{{python}}", "{}")
-    assert fill_command(command, values) == (
-        "/bin/py thon",
-        "--x=/c:/c",
-        "{result}",
-        '{"a": {"b": 1}}',
-        "{python}",
-        "{}",
-    )

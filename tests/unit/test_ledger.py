@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.ledger import SCHEMA, Ledger, state_folder
+from orchestrator.actions.ledger import SCHEMA, Ledger
 from orchestrator.errors import OrchError
+from orchestrator.keeping import state_folder
 from orchestrator.model import Digests, Estimate, Receipt, Result
 from orchestrator.records import entry_of
 

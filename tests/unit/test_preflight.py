@@ -170,9 +170,7 @@ def test_what_does_not_fit_is_refused_after_the_sync_and_before_the_shipment(pro
 
     scene = observe(project.inventory, Options(), project.connections)
     with pytest.raises(Refused, match=r"tensors: step 1: .*bad\.weight.*nothing was shipped"):
-        refuse_what_does_not_fit(
-            project.inventory, scene.job, scene.evaluate, scene.ours, scene.scan, project.connections
-        )
+        refuse_what_does_not_fit(scene, project.connections)
     assert not list(project.host.rglob("__pycache__"))
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from orchestrator.ssh.resolve import Settings, Target, parse_options, resolve
-from orchestrator.ssh.suitability import cannot, live_master
+from orchestrator.ssh.suitability import cannot
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no OpenSSH here")
 DEBIAN = (Path(__file__).parent / "data" / "ssh_g_debian_12.txt").read_text()
@@ -44,7 +44,6 @@ def debian(**changes: str) -> Settings:
 def test_a_stock_debian_configuration_gives_no_reason() -> None:
     assert debian().on("gssapiauthentication")
     assert cannot(debian()) == []
-    assert not live_master(debian())
 
 
 @needs_ssh
@@ -54,7 +53,6 @@ def test_a_macos_configuration_gives_no_reason(tmp_path: Path, text: str) -> Non
     config.write_text(text)
     settings = resolve("box", config)
     assert cannot(settings) == []
-    assert not live_master(settings)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +102,6 @@ def test_a_key_on_a_security_key_is_a_reason_only_where_it_exists(tmp_path: Path
     key.write_text("")
     Path(f"{key}.pub").write_text(f"sk-ssh-ed25519@openssh.com {SK_BLOB} me\n")
     assert cannot(debian(identityfile=str(key))) == [f"{key} is a key on a security key, and no agent holds it"]
-
-
-@needs_ssh
-def test_a_live_master_of_the_users_own_is_found(tmp_path: Path) -> None:
-    config = tmp_path / "config"
-    config.write_text(f"Host *\n  ControlPath {tmp_path}/m\n")
-    assert not live_master(resolve("box", config))
 
 
 @pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="no ssh-agent here")

@@ -113,6 +113,13 @@ def test_doubled_braces_are_no_placeholder() -> None:
     assert runfolder.fill('--x={result}:{{result}}:{"a": {"b": 1}}', values) == '--x=/r:{result}:{"a": {"b": 1}}'
 
 
+def test_a_word_is_filled_once_wherever_a_placeholder_stands() -> None:
+    values = {"python": "/bin/py thon", "checkpoint": "{result}", "data.cache": "/c"}
+    words = ("{python}", "--x={data.cache}:{data.cache}", "{checkpoint}", "{{python}}", "{}")
+    filled = ["/bin/py thon", "--x=/c:/c", "{result}", "{python}", "{}"]
+    assert [runfolder.fill(word, values) for word in words] == filled
+
+
 def test_a_staged_checkpoint_with_a_damaged_record_is_not_there(eval_host: EvalHost) -> None:
     record = Path(staging.folder_of(str(eval_host.workdir), "abc"), "checkpoint.json")
     for text in (DEEP, "{}", '{"identity": "abc", "files": [{}]}', '{"identity": "abc", "files": 7}'):
