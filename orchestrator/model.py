@@ -88,6 +88,11 @@ class ProcessRule:
     pid: int | None = None
     pidfile: str | None = None
 
+    def given(self) -> dict[str, str | int]:
+        """The one that is given, by its name."""
+        named = {"match": self.match, "pid": self.pid, "pidfile": self.pidfile}
+        return {key: value for key, value in named.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:

@@ -13,7 +13,8 @@ from orchestrator.ssh.connection import Connection
 
 def scan(connection: Connection, host: Host, run: TrainingRun, timeouts: Timeouts, torn: Sequence[str] = ()) -> Scan:
     """Look at a run's checkpoint root; `torn` names identities known to be. ConfigError without such a folder."""
-    args = {"root": run.checkpoints, "layout": run.layout, "torn": list(torn)}
+    process = run.process.given() if run.process else None
+    args = {"root": run.checkpoints, "layout": run.layout, "torn": list(torn), "process": process}
     return read_scan(host.name, ask(connection, host, "scan", args, role="train", timeouts=timeouts))
 
 

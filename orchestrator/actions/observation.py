@@ -79,11 +79,6 @@ def run_question(
     `tensors` also lists what the latest one holds. With `known` (path -> stamp), every checkpoint but those is looked
     into.
     """
-    rule = run.process
-    process = None
-    if rule is not None:
-        named = {"match": rule.match, "pid": rule.pid, "pidfile": rule.pidfile}
-        process = {key: value for key, value in named.items() if value is not None}
     saved: dict[str, Any] = {
         "root": run.checkpoints,
         "layout": run.layout,
@@ -96,7 +91,7 @@ def run_question(
         saved.update(ship=job.ship, model_key=job.model_key)
     return {
         "name": run.name,
-        "process": process,
+        "process": run.process.given() if run.process else None,
         "log": run.log,
         "progress": run.progress,
         "source": run.source,

@@ -1,21 +1,41 @@
 """The question about checkpoints: which is the latest complete one."""
 
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from remote_payload.agent.scan import scan
 
 
 def scan_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args: root, layout, training_alive, step where only that one is asked for, torn: identities that are known to
-    be, ship and model_key of the job that is meant. See `scan`."""
+    """args: `process`, the rule of the training process or None, and those of `checkpoints`."""
+    return checkpoints(args, _process(args.get("process")))
+
+
+def checkpoints(args: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """args: root, layout, step where only that one is asked for, torn: identities that are known to be, ship and
+    model_key of the job that is meant, tensors, known. See `scan`. `process` is what was found of the training."""
+    alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
     return scan(
         str(args["root"]),
         layout=args.get("layout"),
-        training_alive=bool(args.get("training_alive")),
+        training_alive=alive,
         now=time.time(),
         step=args.get("step"),
         torn=args.get("torn") or (),
         ship=args.get("ship"),
         model_key=args.get("model_key"),
+        tensors=bool(args.get("tensors")),
+        known=args.get("known"),
     )
+
+
+def _process(rule: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    if rule is None:
+        return None
+    from remote_payload.agent import training
+    from remote_payload.agent.errors import AgentError
+
+    try:
+        return training.find(rule)
+    except AgentError:  # a pidfile that is not there: `status` says so
+        return None

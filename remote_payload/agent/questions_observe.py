@@ -169,7 +169,9 @@ def _parts_of(run: Dict[str, Any], process: Optional[Dict[str, Any]], talk: Any)
     if source is not None:
         parts["source"] = lambda: _source(source, talk)
     if saved is not None:
-        parts["checkpoints"] = lambda: _checkpoints(saved, process)
+        from remote_payload.agent.questions_checkpoints import checkpoints
+
+        parts["checkpoints"] = lambda: checkpoints(saved, process)
     return parts
 
 
@@ -185,24 +187,6 @@ def _source(folder: str, talk: Any) -> Dict[str, Any]:
     from remote_payload.agent import source
 
     return source.git_state(folder, talk)
-
-
-def _checkpoints(saved: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Any:
-    from remote_payload.agent import scan
-
-    alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
-    return scan.scan(
-        saved["root"],
-        layout=saved.get("layout"),
-        training_alive=alive,
-        now=time.time(),
-        step=saved.get("step"),
-        torn=saved.get("torn") or (),
-        ship=saved.get("ship"),
-        model_key=saved.get("model_key"),
-        tensors=bool(saved.get("tensors")),
-        known=saved.get("known"),
-    )
 
 
 def _gpus(talk: Any) -> Dict[str, Any]:
