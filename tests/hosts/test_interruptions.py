@@ -93,6 +93,7 @@ def wait_until(happened: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_following_outlasts_an_outage_longer_than_the_time_to_connect(testhosts: Any, project: Project) -> None:
     """The laptop's network is gone for a while: connecting again fails, and is tried again."""
     project.furnish(seconds=3)
@@ -106,6 +107,7 @@ def test_following_outlasts_an_outage_longer_than_the_time_to_connect(testhosts:
     assert document["run"]["state"] == "succeeded" and len(document["warnings"]) >= 2
 
 
+@pytest.mark.full
 def test_a_watch_keeps_one_connection_and_takes_it_up_again_after_an_outage(testhosts: Any, project: Project) -> None:
     """The training box is cut off when a checkpoint appears there; what was missed is evaluated afterwards."""
     import torch

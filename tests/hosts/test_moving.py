@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from conftest import TestHosts
 
 pytestmark = pytest.mark.hosts
+TUNNEL, RELAY = (pytest.param(name, marks=pytest.mark.full) for name in ("tunnel", "relay"))
+"""the ways whose sending costs more: where the default tier has another way through the same code"""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def boxes(testhosts: TestHosts) -> Iterator[Boxes]:
     assert built.keys.read_bytes() == before, "authorized_keys is what it was"
 
 
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, "relay"])
 def test_each_route_brings_the_model_bit_for_bit(boxes: Boxes, transfer: TransferName) -> None:
     seen: list[tuple[int, int]] = []
     account = boxes.ship(transfer, on_bytes=lambda done, total: seen.append((done, total)))
@@ -129,6 +131,7 @@ def test_the_one_use_key_opens_one_command_from_one_address_until_its_time(boxes
         boxes.hosts.sh("eval", f"{agent} 'from remote_payload.agent import authorizedkeys as a; a.sweep()'")
 
 
+@pytest.mark.full
 def test_where_the_boxes_do_not_reach_each_other_the_tunnel_is_taken_and_said(boxes: Boxes) -> None:
     with boxes.hosts.unplugged("train", "eval"), Connections(PATIENT) as connections:
         source = staging.End(connection=connections.to(boxes.train), host=boxes.train, role="train")
@@ -195,7 +198,7 @@ Boxes(hosts=hosts, model={}).ship(sys.argv[5], limit_rate=SLOW, on_bytes=lambda 
 """
 
 
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_a_killed_controller_leaves_nothing_running_and_costs_only_what_was_on_the_way(
     boxes: Boxes, transfer: TransferName
 ) -> None:
@@ -254,7 +257,7 @@ def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) 
     resumed(boxes, kept, transfer)
 
 
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_after_a_reboot_of_the_evaluation_box_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)
     shipping.until_half()

@@ -55,6 +55,7 @@ def test_a_box_that_reboots_beside_the_command_is_exit_9(testhosts, desk: Desk) 
     assert "after a restart of the host or container" in document["reasons"][0]
 
 
+@pytest.mark.full
 def test_a_cut_link_is_a_gap_and_accuses_nobody(testhosts, desk: Desk) -> None:  # type: ignore[no-untyped-def]
     typed = guarded(desk)
     with testhosts.unplugged("train"):

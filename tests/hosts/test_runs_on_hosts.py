@@ -129,6 +129,7 @@ def test_a_kill_for_want_of_memory_is_told_from_any_other(testhosts: Any, boxes:
     assert (end["state"], end["signal"]) == ("failed", 9) and "out of memory" in end["reason"], end
 
 
+@pytest.mark.full
 def test_logs_survive_a_cut_and_say_each_line_once(testhosts: Any, boxes: Small) -> None:
     boxes.furnish("import time\nfor i in range(60): print('line', i, flush=True); time.sleep(0.2)\n" + RESULT)
     run_id = boxes.detach()

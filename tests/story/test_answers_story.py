@@ -42,6 +42,7 @@ def compare(stage: Stage, *words: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)  # four evaluations, which yield to everything else on this machine
 def test_a_worse_checkpoint_is_found_worse_and_equal_ones_are_not_told_apart(stage: Stage) -> None:
     spoil(stage, 160, 1.0)

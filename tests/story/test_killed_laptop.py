@@ -16,6 +16,8 @@ content = open(sys.argv[1], "rb").read()
 json.dump({"score": len(content), "sha256": hashlib.sha256(content).hexdigest()}, open(sys.argv[2], "w"))
 """
 SLICES = 12
+OFTEN = ("syncing", "shipping", "launched", "running")
+"""steps of the default tier"""
 
 
 def slowly(small: Small) -> None:
@@ -56,7 +58,9 @@ def one_right_result(small: Small) -> None:
     assert again["plan"]["actions"][0]["do"] == "nothing" and again["run"]["id"] == document["run"]["id"]
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [step if step in OFTEN else pytest.param(step, marks=pytest.mark.full) for step in STEPS]
+)
 def test_a_laptop_killed_at_this_step_costs_nothing(small: Small, step: str) -> None:
     slowly(small)
     typed = small.start("eval-latest", "--yes")
