@@ -53,6 +53,8 @@ def rebuild(inventory: Inventory | None, connections: Connections | None) -> Reb
 def _opened(warnings: list[str]) -> Ledger:
     """The ledger, with a fresh index where the old one can't be read."""
     try:
+        with Ledger.at_home() as ledger:
+            ledger.check()
         return Ledger.at_home()
     except Refused:
         raise

@@ -214,3 +214,28 @@ def test_a_host_does_not_write_this_computers_own_files(tmp_path: Path) -> None:
     (folder / "orch-result.json").write_text(json.dumps(forged))
     orch(home, "ledger", "rebuild", "--json")
     assert not (home / "runs" / "ct129" / run_id / "orch-result.json").exists()
+
+
+def test_an_index_damaged_in_the_middle_is_made_anew(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 5)
+    before, file = table(home), home / "ledger.sqlite3"
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    said = orch(home, "results")
+    assert said.returncode == 1 and "orch ledger rebuild" in said.stderr and "unexpected" not in said.stderr
+    done = orch(home, "ledger", "rebuild", "--local", "--json")
+    assert done.returncode == 0 and "ledger.sqlite3.unreadable" in json.loads(done.stdout)["warnings"][0]
+    assert table(home) == before
+
+
+def test_an_index_that_can_not_be_written_is_no_bug_and_stays(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 2)
+    before = table(home)
+    holder = sqlite3.connect(home / "ledger.sqlite3", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    done = orch(home, "ledger", "rebuild", "--local")
+    holder.close()
+    assert done.returncode == 6 and "database is locked" in done.stderr and "unexpected" not in done.stderr
+    assert table(home) == before and not (home / "ledger.sqlite3.unreadable").exists()
