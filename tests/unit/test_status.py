@@ -25,7 +25,7 @@ def project(folder: Path, line: str) -> Path:
     ("line", "said", "loss"),
     [
         ("step 100 epoch 1.04 loss nan 19.5K tok/s\n", "step 100  epoch 1.04  loss nan  19.5K tok/s", "nan"),
-        ("step 100 loss -inf\n", "step 100  loss -inf", "-inf"),
+        ("step 100 loss inf\n", "step 100  loss inf", "inf"),
         ("step 100 loss 2.5\n", "step 100  loss 2.5", 2.5),
         ("{'loss': nan, 'learning_rate': 5e-5, 'epoch': 0.5}\n", "epoch 0.5  loss nan", "nan"),
     ],
