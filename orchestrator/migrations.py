@@ -71,7 +71,7 @@ SCHEMA = len(MIGRATIONS)
 def row_of(entry: Entry) -> tuple[object, ...]:
     """An entry as the values of COLUMNS."""
     ours, base = entry.headline, entry.baseline
-    return (
+    values = (
         *(entry.id, entry.host, entry.run, entry.job, entry.origin, entry.step, entry.ended_at),
         *(entry.headline_name, entry.better),
         *((ours.value, ours.low, ours.high) if ours else (None, None, None)),
@@ -79,6 +79,12 @@ def row_of(entry: Entry) -> tuple[object, ...]:
         *(entry.verdict, entry.receipt, entry.digests.checkpoint, entry.digests.harness),
         *(entry.digests.job, entry.digests.data),
     )
+    return tuple(_storable(value) if isinstance(value, str) else value for value in values)
+
+
+def _storable(text: str) -> str:
+    """Half characters, which JSON from a host may hold and SQLite may not, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def entry_from(row: tuple[Any, ...]) -> Entry:

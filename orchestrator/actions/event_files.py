@@ -28,8 +28,8 @@ def write(folder: Path, result: Result, document: Mapping[str, Any]) -> Path | N
 
     Raises ConfigError without the package, OSError.
     """
-    place = folder / result.run / result.job
-    mark = f".orch-{result.host}-{result.id}"
+    place = folder / _name(result.run) / _name(result.job)
+    mark = f".orch-{result.host}-{_name(result.id)}"
     if place.is_dir() and any(there.name.endswith(mark) for there in place.iterdir()):
         return None
     records = list(_records(result, document))
@@ -53,6 +53,12 @@ def scalars(result: Result, document: Mapping[str, Any]) -> dict[str, float]:
         found.update(_of_estimate(name, estimate))
     found.update(_numbers(document, ""))
     return dict(list(found.items())[:LIMIT])
+
+
+def _name(text: str) -> str:
+    """One step of a path: run and job stand in a file that a host wrote, and lead nowhere else."""
+    plain = "".join(char if char.isprintable() and char != "/" else "_" for char in text)[:80]
+    return plain if plain.strip(".") else f"_{plain}"
 
 
 def _of_estimate(name: str, estimate: Estimate | None) -> dict[str, float]:

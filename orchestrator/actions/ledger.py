@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from orchestrator import migrations, records
 from orchestrator.errors import OrchError, Refused
@@ -41,16 +43,33 @@ class Ledger:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._index = sqlite3.connect(self.file, timeout=10)
         except (OSError, sqlite3.OperationalError) as error:
-            hint = "set ORCH_HOME to a folder of your own that can be written"
-            raise Refused(f"{folder} can't keep what orch finds: {error}", hint=hint) from None
+            raise _keeps_nothing(folder, error) from None
         try:
-            self._prepare()
-        except sqlite3.DatabaseError as error:
-            self._index.close()
-            raise OrchError(f"{self.file} can't be read: {error}", hint="orch ledger rebuild makes it anew") from None
+            with self._told():
+                self._prepare()
         except OrchError:
             self._index.close()
             raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors as those that say what to do: of a disk or a lock (Refused), or of the file itself."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("no such"):
+                raise _keeps_nothing(self._folder, error) from None
+            raise self._unreadable(str(error)) from None
+
+    def _unreadable(self, why: str) -> OrchError:
+        return OrchError(f"{self.file} can't be read: {why}", hint="orch ledger rebuild makes it anew")
+
+    def check(self) -> None:
+        """Look at the whole index. Raises OrchError where it is damaged, be it in the middle."""
+        said = [row[0] for row in self._rows("PRAGMA quick_check(1)")]
+        if said != ["ok"]:
+            raise self._unreadable("; ".join(map(str, said)))
+        self._rows("SELECT count(*) FROM results")
 
     def _prepare(self) -> None:
         version = migrations.version_of(self._index)
@@ -118,12 +137,12 @@ class Ledger:
         """Record a result; the same run again replaces its row. The last file written says so in the run's folder."""
         document = json.dumps(records.to_document(result), indent=1).encode()
         self.keep_files(result.host, result.id, {records.FILE: document})
-        with self._index:
+        with self._told(), self._index:
             self._index.execute(migrations.INSERT, migrations.row_of(records.entry_of(result)))
 
     def replace_all(self, entries: Iterable[Entry]) -> None:
         """Make the index anew, whole or not at all."""
-        with self._index:
+        with self._told(), self._index:
             self._index.execute("DELETE FROM results")
             self._index.executemany(migrations.INSERT, map(migrations.row_of, entries))
 
@@ -137,25 +156,29 @@ class Ledger:
         source = "results" if last is None else f"(SELECT *, {_FROM_THE_END} AS back FROM results)"
         found = f"SELECT {_COLUMNS} FROM {source} WHERE {_WANTED}" + ("" if last is None else " AND back <= ?4")
         arguments = (run, origin, job) if last is None else (run, origin, job, last)
-        return list(map(migrations.entry_from, self._index.execute(f"{found} ORDER BY {_ORDER}", arguments)))
+        return list(map(migrations.entry_from, self._rows(f"{found} ORDER BY {_ORDER}", arguments)))
 
     def curves(self, run: str | None = None) -> dict[tuple[str, ...], list[tuple[int, float | None]]]:
         """Series (as Entry.series) -> (step, headline) of all its results, in the order of `entries`."""
         query = f"SELECT {_SERIES}, step, value FROM results WHERE ?1 IS NULL OR run = ?1 ORDER BY {_ORDER}"
         found: dict[tuple[str, ...], list[tuple[int, float | None]]] = {}
-        for *series, step, value in self._index.execute(query, (run,)):
+        for *series, step, value in self._rows(query, (run,)):
             found.setdefault(tuple(series), []).append((step, value))
         return found
 
     def with_prefix(self, prefix: str) -> list[Entry]:
         """Lines whose run id begins so; the whole id finds that one alone. At most 10."""
         query = f"SELECT {_COLUMNS} FROM results WHERE substr(id, 1, ?2) = ?1 ORDER BY id != ?1, id LIMIT 10"
-        found = list(map(migrations.entry_from, self._index.execute(query, (prefix, len(prefix)))))
+        found = list(map(migrations.entry_from, self._rows(query, (prefix, len(prefix)))))
         return [entry for entry in found if entry.id == prefix] or found
 
     def runs(self) -> list[str]:
         """Names of the training runs that have results."""
-        return [row[0] for row in self._index.execute("SELECT DISTINCT run FROM results ORDER BY run")]
+        return [row[0] for row in self._rows("SELECT DISTINCT run FROM results ORDER BY run")]
+
+    def _rows(self, query: str, arguments: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._told():
+            return self._index.execute(query, arguments).fetchall()
 
     def find(self, host: str, run_id: str) -> Result | None:
         """The result of this run, from its folder; None where there is none. Raises OrchError."""
@@ -171,6 +194,11 @@ class Ledger:
             folder = self.folder_of(host, run_id)
             raise OrchError(f"{folder} has no result any more", hint="orch ledger rebuild lists what is left")
         return found
+
+
+def _keeps_nothing(folder: Path, error: Exception) -> Refused:
+    hint = "make room there, or set ORCH_HOME to a folder of your own that can be written"
+    return Refused(f"{folder} can't keep what orch finds: {error}", hint=hint)
 
 
 def set_aside(folder: Path) -> Path | None:

@@ -13,6 +13,11 @@ from orchestrator.model import Digests, Harness, Host, Job, Run, RunState, Timeo
 from orchestrator.ssh.agent import Conversation, ask
 from orchestrator.ssh.connection import Connection
 
+LAST_FILE = "log.tail"
+"""of a run's small files: where it is, the others were kept before it"""
+OURS = ("orch-result.json", "receipt.json", "launched.json")
+"""files of this computer in a run's folder, which no host writes"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
@@ -140,7 +145,9 @@ def cancel(connection: Connection, host: Host, run_id: str, grace: float, timeou
 
 
 def collect(connection: Connection, host: Host, run_id: str, timeouts: Timeouts) -> dict[str, bytes]:
-    """A finished run's small files: spec.json, exit.json, the result file ..."""
+    """A finished run's small files: spec.json, exit.json, the result file ..., and LAST_FILE as the last."""
     args = {"workdir": host.workdir, "id": run_id}
     answer = ask(connection, host, "collect", args, role="eval", timeouts=timeouts)
-    return {row["name"]: base64.b64decode(row["data"]) for row in answer["files"]}
+    files = {str(row["name"]): base64.b64decode(row["data"]) for row in answer["files"]}
+    last = files.pop(LAST_FILE, b"")
+    return {**{name: content for name, content in files.items() if name not in OURS}, LAST_FILE: last}

@@ -44,11 +44,13 @@ def _read(folder: Path) -> Mapping[str, Any]:
     path = folder / FILE
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        newer = document["schema"] > SCHEMA
+        found = {} if newer else dict(document["checkpoints"])
     except FileNotFoundError:
         return {}
-    except ValueError:
-        raise OrchError(f"{path} is not JSON", hint="remove it: what it remembers is found out again") from None
-    if document.get("schema", 0) > SCHEMA:
-        raise OrchError(f"{path} was written by a newer orch", hint="update orch")
-    found: Mapping[str, Any] = document["checkpoints"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        hint = "remove it: what it remembers is found out again"
+        raise OrchError(f"{path} can't be read", hint=hint) from None
+    if newer:
+        raise OrchError(f"{path} was written by a newer orch (schema {document['schema']})", hint="update orch")
     return found

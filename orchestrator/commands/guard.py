@@ -40,11 +40,14 @@ def guard(run: str, command: tuple[str, ...], as_json: bool, verbose: int, inven
         with call.connections(found) as connections:
             guarded = story.guard(found, run, command, connections, _Listener(call), output)
         call.body = guard_body(guarded)
+        if guarded.not_kept:
+            call.warn([guarded.not_kept])
         if (error := story.failure(guarded)) is not None:
             raise error
         if not as_json:
             print_to(console(stderr=True), receipt_line(guarded.receipt))
-            click.echo(f"orch receipt {guarded.id} shows all of it", err=True)
+            if guarded.id:
+                click.echo(f"orch receipt {guarded.id} shows all of it", err=True)
     sys.exit(guarded.exit_code)
 
 

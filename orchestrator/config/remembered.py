@@ -72,7 +72,8 @@ def _kept(place: Path, mark: str) -> dict[str, Any] | None:
             if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
             document = json.loads(file.read(LARGEST))
-        return _tuples(document["holds"]) if document["mark"] == mark else None
+        holds = document["holds"]
+        return _tuples(holds) if (document["mark"], document["sum"]) == (mark, _sum(mark, holds)) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -86,10 +87,15 @@ def _keep(place: Path, mark: str, found: dict[str, Any]) -> None:
         temporary = place.with_name(f".{place.name}.{os.getpid()}")
         try:
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump({"mark": mark, "holds": found}, file)
+                json.dump({"mark": mark, "sum": _sum(mark, found), "holds": found}, file)
             temporary.replace(place)
         except OSError:
             temporary.unlink(missing_ok=True)
+
+
+def _sum(mark: str, found: Any) -> str:
+    """A digest of what is kept: damage on the disk, or an edit by hand, makes a reading that is not believed."""
+    return hashlib.sha256(f"{mark} {json.dumps(found)}".encode()).hexdigest()
 
 
 def _tuples(value: Any) -> Any:

@@ -206,5 +206,10 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    writer.writerows([_inert(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: one that begins as such gets an apostrophe in front."""
+    return ("'" if text.startswith(("=", "+", "-", "@")) else "") + shown(text)

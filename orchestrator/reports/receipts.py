@@ -40,7 +40,7 @@ def guard_body(guarded: Guarded) -> Document:
         "windows": list(receipt.windows),
         "limits": list(receipt.limits),
         "hosts": list(receipt.hosts),
-        "file": str(guarded.file),
+        "file": str(guarded.file or ""),
     }
 
 

@@ -16,6 +16,8 @@ TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
+MEASURED: Schema = {"anyOf": [NUMBER, {"enum": ["nan", "inf", "-inf"]}]}
+"""what a training says of itself; JSON has no number for one that has diverged"""
 FLAG: Schema = {"type": "boolean"}
 TIME: Schema = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)$"}
 """ISO-8601 in UTC"""
@@ -76,8 +78,8 @@ PROCESS = record(
 PROGRESS = maybe(
     record(
         step=maybe(COUNT),
-        epoch=maybe(NUMBER),
-        loss=maybe(NUMBER),
+        epoch=maybe(MEASURED),
+        loss=maybe(MEASURED),
         rate=maybe(NUMBER),
         rate_unit=maybe(TEXT),
         age_s=maybe(NUMBER),

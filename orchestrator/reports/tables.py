@@ -140,12 +140,17 @@ def _process(row: RunRow) -> str:
     return f"{process['state']} pid {process['pid']}, since {process['started_at']}, user {process['user']}"
 
 
+def _short(value: float | str) -> str:
+    """A number; a loss that is none comes as the word nan or inf, for JSON has no such numbers."""
+    return f"{value:g}" if isinstance(value, float | int) else shown(value, 20)
+
+
 def _progress(row: RunRow) -> str:
     progress = row.progress
     if progress is None:
         return "no progress line could be read" if row.run.log else "no log named in hosts.yaml (log:)"
-    parts = [f"step {progress['step']}"]
-    parts += [f"{key} {progress[key]:g}" for key in ("epoch", "loss") if progress.get(key) is not None]
+    parts = [f"step {progress['step']}"] if progress.get("step") is not None else []
+    parts += [f"{key} {_short(progress[key])}" for key in ("epoch", "loss") if progress.get(key) is not None]
     if progress.get("rate") is not None:
         parts.append(rate(progress["rate"], progress.get("rate_unit") or ""))
     if progress.get("age_s") is not None:

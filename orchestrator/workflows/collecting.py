@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -39,7 +38,7 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     the result file is missing, no JSON object, or lacks the headline.
     """
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
-    spec = json.loads(files["spec.json"])
+    spec = reading.spec_of(files.get) or {}
     last = look_again(scene, connections, "collect")
     receipt = receipts.receipt([*_closed(scene, run, reading.windows_of(spec), connections), *looks, last])
     kept = receipt_files.of_evaluation(receipt, run, scene.run.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -34,8 +34,10 @@ class Guarded:
     run: str
     exit_code: int
     receipt: Receipt
-    file: Path
-    """the receipt in the state folder"""
+    file: Path | None
+    """the receipt in the state folder; None where it could not be kept"""
+    not_kept: str = ""
+    """why"""
 
 
 def guard(
@@ -69,15 +71,20 @@ def guard(
         listener.ended(exit_code, inventory.timeouts.aftermath)
         windows += _aftermath(inventory, run, hosts, connections)
     receipt = receipts.receipt(windows)
-    told, file = receipt_files.keep_guarded(state_folder(), receipt, run.name, argv[0], exit_code)
-    return Guarded(id=told, run=run.name, exit_code=exit_code, receipt=receipt, file=file)
+    known = Guarded(id="", run=run.name, exit_code=exit_code, receipt=receipt, file=None)
+    try:
+        told, file = receipt_files.keep_guarded(state_folder(), receipt, run.name, argv[0], exit_code)
+    except OSError as error:  # a full disk costs neither the verdict nor the command's exit code
+        return replace(known, not_kept=f"the receipt could not be kept: {error}")
+    return replace(known, id=told, file=file)
 
 
 def failure(guarded: Guarded) -> TrainingDisturbed | None:
     """The error that a receipt amounts to, if any."""
     if guarded.receipt.verdict != "changed":
         return None
-    return TrainingDisturbed("; ".join(guarded.receipt.reasons), hint=f"orch receipt {guarded.id} shows all of it")
+    hint = f"orch receipt {guarded.id} shows all of it" if guarded.id else ""
+    return TrainingDisturbed("; ".join(guarded.receipt.reasons), hint=hint)
 
 
 def _watch(inventory: Inventory, run: TrainingRun, hosts: Sequence[Host], connections: Connections) -> list[Witness]:

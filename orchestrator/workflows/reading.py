@@ -57,13 +57,16 @@ def has_succeeded(read: Read) -> bool:
 def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: ResultRule | None = None) -> Result:
     """The result of a run that succeeded. `rule` is for runs of early versions, whose spec does not hold it.
 
-    Raises EvaluationFailed where the result file is missing, no JSON object, or lacks the headline.
+    Raises EvaluationFailed where the spec is another run's, or the result file is missing, no JSON object, or lacks the
+    headline.
     """
-    spec, ended = spec_of(read) or {}, _object(read("exit.json")) or {}
+    spec, ended = spec_of(read), _object(read("exit.json")) or {}
+    if spec is None or spec["id"] != folder.name:  # a host that tells one run's files as another's replaces no result
+        raise EvaluationFailed(f"the files of run {folder.name} are not its own: spec.json names another, or none")
     if isinstance(spec.get("rule"), dict):
         rule = records.rule_of(spec["rule"])
     if rule is None:
-        raise EvaluationFailed(f"run {spec.get('id')} does not say where its headline is, nor does a job of its name")
+        raise EvaluationFailed(f"run {spec['id']} does not say where its headline is, nor does a job of its name")
     document = read_result(read(rule.file), rule, f"jobs/{spec.get('job')}.yaml")
     baseline, digests = document.get("baseline"), spec.get("digests")
     ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)

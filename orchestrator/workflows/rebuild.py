@@ -53,6 +53,8 @@ def rebuild(inventory: Inventory | None, connections: Connections | None) -> Reb
 def _opened(warnings: list[str]) -> Ledger:
     """The ledger, with a fresh index where the old one can't be read."""
     try:
+        with Ledger.at_home() as ledger:
+            ledger.check()
         return Ledger.at_home()
     except Refused:
         raise
@@ -97,7 +99,7 @@ def _from_host(
     brought, missed = [], []
     for run in runs.list_runs(connection, host, inventory.timeouts):
         try:
-            if run.state in FINISHED and not (ledger.folder_of(host.name, run.id) / "spec.json").exists():
+            if run.state in FINISHED and not (ledger.folder_of(host.name, run.id) / runs.LAST_FILE).exists():
                 ledger.keep_files(host.name, run.id, runs.collect(connection, host, run.id, inventory.timeouts))
                 brought.append(run.id)
         except HostUnreachable:

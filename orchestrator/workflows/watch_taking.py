@@ -18,6 +18,8 @@ from orchestrator.workflows.acting import routes_for, ship
 from orchestrator.workflows.look import Look, look_at
 from orchestrator.workflows.watch_scene import Event, Kind, Watch
 
+FAR = 100_000
+"""steps that are looked through for those: a folder's number may be anything"""
 MISSED = 100
 """steps that one event names at most, of those that came and went unseen"""
 
@@ -184,7 +186,8 @@ class Taking:
         steps = [row.step for row in scan.candidates if row.step is not None]
         if newest is None or gap is None or not steps or min(steps) <= newest:
             return
-        missed = [step for step in range(newest + gap, min(steps), gap) if self._watch.wanted.takes(step)]
+        between = range(newest + gap, min(steps), gap)[-FAR:]
+        missed = [step for step in between if self._watch.wanted.takes(step)]
         for step in missed[-MISSED:]:
             text = f"step {step} came and went while nobody looked, going by the usual distance of {gap} steps"
             self._watch.tell(Event(kind="gone", text=text, step=step))

@@ -62,7 +62,7 @@ def _name(number: int) -> str:
 def last_line(log: str) -> str:
     """The last line of a log that says something, its last 300 characters; "" where there is none."""
     try:
-        with open(log, "rb") as file:
+        with scratch.open_file(log) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().decode("utf-8", "replace").replace("\r", "\n").strip().split("\n")
     except OSError:

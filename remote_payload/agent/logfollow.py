@@ -5,6 +5,7 @@ over another connection, and to notice that the file is no longer the one it was
 """
 
 import os
+import stat
 from typing import Any, Dict, List, Optional, Tuple
 
 PIECE = 64 << 10
@@ -116,7 +117,8 @@ def _open(path: str, inode: Optional[int] = None) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return -1
-    if inode is not None and os.fstat(descriptor).st_ino != inode:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (inode is not None and status.st_ino != inode):
         os.close(descriptor)
         return -1
     return descriptor

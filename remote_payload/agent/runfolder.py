@@ -17,6 +17,7 @@ SPEC, STARTED, EXIT = "spec.json", launcher.STARTED, launcher.EXIT
 OWN_FILES = (
     *(SPEC, STARTED, EXIT, launcher.CANCEL, launcher.LOG, launcher.HEARTBEAT, launcher.SUPERVISOR),
     *("harness", "harness.json", "progress.jsonl"),
+    *("log.tail", "orch-result.json", "receipt.json", "launched.json"),  # on the laptop, beside the result
 )
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{(python|checkpoint|result|data\.[^{}]+)\}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")

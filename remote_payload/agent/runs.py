@@ -221,7 +221,7 @@ def progress_of(folder: str) -> Optional[Dict[str, Any]]:
     """The last whole line of the run's progress.jsonl, as an object; None where there is none."""
     for path in (os.path.join(folder, "progress.jsonl"), os.path.join(folder, "harness", "progress.jsonl")):
         try:
-            with open(path, "rb") as file:
+            with scratch.open_file(path) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
                 lines = file.read().rpartition(b"\n")[0].split(b"\n")
             value = json.loads(lines[-1].decode("utf-8"))
@@ -245,7 +245,7 @@ def collect_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     room = COLLECT_LIMIT
     for name in (SPEC, "harness.json", STARTED, EXIT, result):
         try:
-            with open(os.path.join(folder, name), "rb") as file:
+            with scratch.open_file(os.path.join(folder, name)) as file:
                 data = file.read(room + 1)
         except OSError:
             continue

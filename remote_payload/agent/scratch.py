@@ -5,8 +5,9 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
-from typing import Any, AnyStr, Dict, Iterator, List, Optional
+from typing import Any, AnyStr, BinaryIO, Dict, Iterator, List, Optional
 
 from remote_payload.agent import incarnation
 from remote_payload.agent.errors import AgentError
@@ -108,10 +109,19 @@ def _write_into_new(path: str, value: Dict[str, Any]) -> bool:
     return True
 
 
+def open_file(path: str) -> BinaryIO:
+    """Open what must be a file: a pipe in its place would be waited for without end. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no file", path)
+    return os.fdopen(descriptor, "rb")
+
+
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """The object in a JSON file; None where there is none."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             value = json.loads(file.read().decode("utf-8"))
     except (OSError, ValueError, RecursionError):  # the last for thousands of brackets in each other
         return None

@@ -58,6 +58,13 @@ def test_a_training_that_dies_right_after_the_command_is_exit_9(desk: Desk) -> N
     assert "after the command" in done.stderr and "signal 9" in done.stderr
 
 
+def test_a_receipt_that_can_not_be_kept_costs_neither_verdict_nor_exit_code(desk: Desk) -> None:
+    desk.furnish("box")
+    document = desk.json("guard", "tiny", "--json", "--", *shell(desk, "touch $ORCH_HOME/guards; exit 7"), code=7)
+    assert document["verdict"] == "undisturbed" and document["exit_code"] == 7 and document["file"] == ""
+    assert "could not be kept" in document["warnings"][0]
+
+
 def test_each_training_host_is_judged_alone(desk: Desk) -> None:
     desk.furnish("one", "two")
     document = desk.json("guard", "tiny", "--json", "--", *shell(desk, "kill -STOP $(cat two/train.pid)"), code=9)

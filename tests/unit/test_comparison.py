@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.actions import comparison
 from orchestrator.actions.comparison import headline, interval, items, needed_items, paired, pick
 from orchestrator.model import ResultRule
 
@@ -92,3 +95,15 @@ def test_picking_never_fails(value: Any, path: str) -> None:
 def test_an_integer_past_the_range_of_floats_is_no_number() -> None:
     assert headline({"score": {"mean": 10**400}}, RULE) is None
     assert items({"rows": [{"id": "a", "value": -(10**400)}]}, RULE) == {}
+
+
+def test_a_result_of_very_many_items_has_the_interval_of_its_resamples_in_no_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = [float(index % 7) for index in range(20_000)]
+    began = time.process_time()
+    low, high = comparison.interval(values)
+    assert time.process_time() - began < 2
+    monkeypatch.setattr(comparison, "RESAMPLED", len(values))
+    monkeypatch.setattr(comparison, "RESAMPLES", 400)
+    assert comparison.interval(values) == pytest.approx((low, high), abs=0.01)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def test_the_same_result_is_written_once(tmp_path: Path) -> None:
         "baseline_headline/value": 3.0,
         "a/b": 2.0,
     }
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "..", "", "a\x00b\n", "x" * 5000])
+def test_events_stay_in_their_folder_whatever_a_host_calls_its_run(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "deep" / "events"
+    written = event_files.write(folder, replace(result(4), run=name, job=name), {})
+    assert written is not None and written.resolve().parents[2] == folder.resolve()
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
 def test_tensorboard_reads_the_steps_of_checkpoints(tmp_path: Path) -> None:

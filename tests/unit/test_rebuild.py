@@ -173,3 +173,69 @@ def test_an_index_of_every_earlier_version_is_brought_up_to_date(tmp_path: Path)
     (home / "ledger.sqlite3").unlink()
     assert orch(home, "ledger", "rebuild", "--local").returncode == 0
     assert table(home) == rebuilt
+
+
+def test_a_run_of_which_only_half_came_home_is_brought_again(tmp_path: Path) -> None:
+    box, home = tmp_path / "box", tmp_path / "state"
+    run_id = on_host(box, 500, 1)
+    project(tmp_path, host("ct129", box))
+    half = home / "runs" / "ct129" / run_id  # killed while it wrote the files
+    half.mkdir(parents=True)
+    shutil.copy(box / "orch" / "runs" / run_id / "spec.json", half)
+    report = json.loads(orch(home, "ledger", "rebuild", "--json").stdout)
+    assert report["results"] == 1 and report["collected"] == [{"host": "ct129", "id": run_id}]
+
+
+@pytest.mark.parametrize("changed", [{"run": "half \ud800"}, {"id": "../elsewhere"}, {"id": "OTHER"}])
+def test_one_damaged_spec_takes_no_other_result_with_it(tmp_path: Path, changed: dict[str, str]) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 2)
+    before = {row["id"]: row for row in answer(home, "results")["results"]}
+    good, bad = sorted((home / "runs" / "ct129").iterdir())
+    spec = json.loads((bad / "spec.json").read_text())
+    spec.update({name: good.name if value == "OTHER" else value for name, value in changed.items()})
+    (bad / "spec.json").write_text(json.dumps(spec))
+    (bad / "orch-result.json").unlink()
+    done = orch(home, "ledger", "rebuild", "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    after = {row["id"]: row for row in answer(home, "results")["results"]}
+    assert after[good.name] == before[good.name]
+    assert bad.name in after if "run" in changed else bad.name in json.loads(done.stdout)["warnings"][0]
+
+
+def test_a_host_does_not_write_this_computers_own_files(tmp_path: Path) -> None:
+    box, home = tmp_path / "box", tmp_path / "state"
+    run_id = on_host(box, 500, 1)
+    project(tmp_path, host("ct129", box))
+    folder = box / "orch" / "runs" / run_id
+    spec = json.loads((folder / "spec.json").read_text())
+    (folder / "spec.json").write_text(json.dumps({**spec, "result": "orch-result.json"}))
+    forged = {"schema": 1, "id": "other", "host": "elsewhere", "step": 1}
+    (folder / "orch-result.json").write_text(json.dumps(forged))
+    orch(home, "ledger", "rebuild", "--json")
+    assert not (home / "runs" / "ct129" / run_id / "orch-result.json").exists()
+
+
+def test_an_index_damaged_in_the_middle_is_made_anew(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 5)
+    before, file = table(home), home / "ledger.sqlite3"
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    said = orch(home, "results")
+    assert said.returncode == 1 and "orch ledger rebuild" in said.stderr and "unexpected" not in said.stderr
+    done = orch(home, "ledger", "rebuild", "--local", "--json")
+    assert done.returncode == 0 and "ledger.sqlite3.unreadable" in json.loads(done.stdout)["warnings"][0]
+    assert table(home) == before
+
+
+def test_an_index_that_can_not_be_written_is_no_bug_and_stays(tmp_path: Path) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 2)
+    before = table(home)
+    holder = sqlite3.connect(home / "ledger.sqlite3", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    done = orch(home, "ledger", "rebuild", "--local")
+    holder.close()
+    assert done.returncode == 6 and "database is locked" in done.stderr and "unexpected" not in done.stderr
+    assert table(home) == before and not (home / "ledger.sqlite3.unreadable").exists()

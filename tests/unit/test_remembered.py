@@ -91,10 +91,21 @@ def test_a_memory_that_others_may_write_to_is_not_believed(project, own_cache):
     load_inventory(project / "hosts.yaml")
     (kept,) = (own_cache / "orch/settings").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
-    kept.write_text(kept.read_text().replace("root@ct200:2222", "root@elsewhere"))
-    assert load_inventory(project / "hosts.yaml").hosts["ct200"].ssh == "root@elsewhere"
     kept.chmod(0o666)
-    assert load_inventory(project / "hosts.yaml").hosts["ct200"].ssh == "root@ct200:2222"
+    before = kept.stat().st_ino
+    load_inventory(project / "hosts.yaml")
+    assert kept.stat().st_ino != before and kept.stat().st_mode & 0o777 == 0o600, "read anew, and kept anew"
+
+
+@pytest.mark.parametrize("edit", ["elsewhere", "empty", "word"])
+def test_a_memory_that_was_edited_is_not_believed(project, own_cache, edit):
+    inventory = load_inventory(project / "hosts.yaml")
+    (kept,) = (own_cache / "orch/settings").iterdir()
+    text = kept.read_text()
+    changed = {"empty": {}, "word": "x"}
+    edited = text.replace("root@ct200:2222", "root@elsewhere")
+    kept.write_text(edited if edit == "elsewhere" else json.dumps({**json.loads(text), "holds": changed[edit]}))
+    assert load_inventory(project / "hosts.yaml") == inventory
 
 
 def test_without_a_place_for_it_all_works(project, monkeypatch):

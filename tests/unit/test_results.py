@@ -191,3 +191,13 @@ def test_text_from_a_host_reaches_no_terminal_and_no_csv_unescaped(tmp_path: Pat
     for words in (("results",), ("results", "--csv"), ("compare", "latest")):
         assert "\x1b]0" not in orch(tmp_path / "state", *words).stdout
     assert len(orch(tmp_path / "state", "results", "--csv").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["=1+cmd|'/c calc'!A0", "+1", "-2+3", "@SUM(1)"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, name: str) -> None:
+    with Ledger(tmp_path / "state") as ledger:
+        files = made_up.result_files(500, 3.0, made_up.SCRIPTS, prompts=4, seed=1)
+        spec = json.loads(files["spec.json"])
+        made_up.add(ledger, {**files, "spec.json": json.dumps({**spec, "run": name}).encode()})
+    (row,) = csv.DictReader(orch(tmp_path / "state", "results", "--csv").stdout.splitlines())
+    assert row["run"] == "'" + name and float(row["value"]) > 0

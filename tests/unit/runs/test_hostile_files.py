@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,24 @@ def ended(host: EvalHost, code: str) -> dict[str, Any]:
 def test_a_result_that_is_none_is_said(eval_host: EvalHost, code: str, reason: str) -> None:
     row = ended(eval_host, code)
     assert row["state"] == "failed" and reason in row["reason"]
+
+
+@pytest.mark.parametrize("name", ["eval_results.json", "progress.jsonl", "log", "exit.json", "started.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(eval_host: EvalHost, name: str) -> None:
+    row = ended(eval_host, "import sys; sys.exit(3)")
+    folder = eval_host.folder(row["id"])
+    if (folder / name).exists():
+        (folder / name).unlink()
+    os.mkfifo(folder / name)
+    args = {"workdir": str(eval_host.workdir), "id": row["id"]}
+    asked = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from remote_payload.agent import ending, runs\n"
+        f"runs.collect_answer({args!r}, None), runs.progress_of({str(folder)!r})\n"
+        f"ending.last_line({str(folder / 'log')!r}), runs.list_runs({args['workdir']!r})\n"
+    )
+    root = str(Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-c", asked, root], check=True, timeout=20)
 
 
 def test_a_large_result_reaches_the_laptop(eval_host: EvalHost) -> None:
