@@ -47,7 +47,7 @@ class Desk:
         """hosts.yaml, with the lines of its hosts."""
         (self.folder / "hosts.yaml").write_text(
             f"hosts:\n{hosts}"
-            f"timeouts: {{sample: 500ms, aftermath: {aftermath}, heartbeat: 500ms, dead: 3s}}\n"
+            f"timeouts: {{sample: 500ms, aftermath: {aftermath}, heartbeat: 500ms, dead: 8s}}\n"
             f"runs:\n  tiny: {{host: [{', '.join(boxes)}], checkpoints: /nowhere, log: train.log,\n"
             f"         process: {{pidfile: train.pid}}}}\n"
         )

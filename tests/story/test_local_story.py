@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jsonschema
@@ -158,6 +159,8 @@ def test_ctrl_c_leaves_the_run_going(stage: Stage) -> None:
     )
     runs = stage.evaluate / "orch" / "runs"
     wait_until(lambda: any(runs.glob("*/started.json")), 60)
+    wait_until(lambda: any((stage.folder / "state").rglob("launched.json")), 60)
+    time.sleep(0.5)  # it was remembered, and is said next
     typed.send_signal(signal.SIGINT)
     _, said = typed.communicate(timeout=30)
     assert typed.returncode == 130
