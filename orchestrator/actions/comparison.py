@@ -16,6 +16,11 @@ RESAMPLED = 10_000
 """items up to which a mean is resampled: about 4 s"""
 QUANTILE = 1.959964
 """normal, of (1 + CONFIDENCE) / 2"""
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t, of (1 + CONFIDENCE) / 2, for 1 to 30 degrees of freedom"""
 MOST_ITEMS = 1e9
 """that anybody would think of measuring"""
 LARGEST = 1e100
@@ -67,8 +72,11 @@ def items(document: Mapping[str, Any] | None, rule: ResultRule) -> dict[str, flo
 
 
 def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap (Efron 1979) of the mean over items, 2000 resamples, fixed seed.
+    """Percentile bootstrap (Efron 1979) of the mean over items, 2000 resamples, fixed seed, widened for few items.
 
+    Of few items resamples spread too little: of 3, an interval of 95% would miss the mean one time in four. So its
+    reach is stretched by t / z * sqrt(n / (n - 1)) (as in the expanded intervals of Hesterberg 2015, What
+    Teachers Should Know About the Bootstrap).
     Past RESAMPLED items the normal distribution of the mean, which is what the resamples come to there: they would
     take minutes.
     """
@@ -79,7 +87,16 @@ def interval(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
     generator = random.Random(seed)
     means = sorted(fmean(generator.choices(values, k=count)) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
-    return means[int(tail * RESAMPLES)], means[int((1 - tail) * RESAMPLES) - 1]
+    mean, stretch = fmean(values), widening(count)
+    low, high = means[int(tail * RESAMPLES)], means[int((1 - tail) * RESAMPLES) - 1]
+    return mean - stretch * (mean - low), mean + stretch * (high - mean)
+
+
+def widening(count: int) -> float:
+    """By how much the bootstrap's reach is stretched for `count` items: 9.2 for 2, 1.44 for 6, 1.02 for 80."""
+    free = count - 1
+    student = T_QUANTILES[free - 1] if free <= len(T_QUANTILES) else QUANTILE * (1 + (QUANTILE**2 + 1) / (4 * free))
+    return student / QUANTILE * math.sqrt(count / free)
 
 
 def paired(ours: Mapping[str, float], theirs: Mapping[str, float], better: str) -> Difference:
