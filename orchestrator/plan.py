@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.amounts import memory, size
 from orchestrator.model import Action, Checkpoint, Digests, Drift, Host, Job, Plan, Refusal, Route, Run, ValueSource
 
 RESERVE = 256 * 2**20
@@ -140,7 +141,7 @@ def _refusals(checkpoint: Checkpoint, side: EvalSide, job: Job, *, allow_on_trai
         refused.append(beside_refusal(side.host, side.unseen))
     needed = RUN_ROOM if side.staged else max(0, checkpoint.ship_bytes - side.arriving) + kept_free(side.host)
     if side.disk_free < needed:
-        reason = f"{name}: {side.disk_free} bytes free below {side.host.workdir}, {needed} needed"
+        reason = f"{name}: {size(side.disk_free)} free below {side.host.workdir}, {size(needed)} needed"
         refused.append(Refusal(reason=reason, hint=f"orch clean --host {name}, or name another workdir in hosts.yaml"))
     refused += _memory_refusals(checkpoint, side, job)
     return tuple(refused)
@@ -150,15 +151,16 @@ def _memory_refusals(checkpoint: Checkpoint, side: EvalSide, job: Job) -> list[R
     """By the job's own estimate; a job that gives none needs its weights in memory at least."""
     name, allowed = side.host.name, side.host.limits.memory
     asked = job.limits.memory
-    what = f"the job asks for {asked}" if asked is not None else f"the weights alone are {checkpoint.ship_bytes}"
+    weights = f"the weights alone are {memory(checkpoint.ship_bytes)}"
+    what = weights if asked is None else f"the job asks for {memory(asked)}"
     needed = checkpoint.ship_bytes if asked is None else asked
     found = []
     if allowed is not None and needed > allowed:
-        reason = f"{name}: an evaluation there may use {allowed} bytes of memory, {what}"
+        reason = f"{name}: an evaluation there may use {memory(allowed)} of memory, {what}"
         found.append(Refusal(reason=reason, hint=f"raise limits.memory of {name} in hosts.yaml, or name another host"))
     if side.memory_available < needed + side.memory_reserve:
-        kept = f", {side.memory_reserve} are kept for the training" if side.memory_reserve else ""
-        reason = f"{name}: {side.memory_available} bytes of memory available{kept}, {what}"
+        kept = f", {memory(side.memory_reserve)} are kept for the training" if side.memory_reserve else ""
+        reason = f"{name}: {memory(side.memory_available)} of memory available{kept}, {what}"
         found.append(Refusal(reason=reason, hint="wait, name another host with --host, or lower limits.memory"))
     return found
 

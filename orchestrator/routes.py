@@ -119,7 +119,7 @@ def _passing(ways: Ways, limit_rate: int | None, reasons: tuple[str, ...]) -> st
 
 
 def _key_notice(ways: Ways) -> str:
-    return f"a one-use key stands in authorized_keys on {ways.target.name} meanwhile, tagged orch-"
+    return f"a one-use key stands in authorized_keys on {ways.target.name} meanwhile, on a line tagged orch-ID"
 
 
 def _normal_priority(source: Host) -> str:

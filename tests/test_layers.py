@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
 BELOW = [
-    "model errors clock keeping",
+    "model errors clock keeping amounts",
     "records",
     "migrations",
     "windows",

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator import needs
+from orchestrator.amounts import memory as in_memory
+from orchestrator.amounts import size
 from orchestrator.answers import Json, entries_of
 from orchestrator.model import Check, Harness, Host, Job, Scan, Timeouts, ValueSource
 from orchestrator.needs import Needs
@@ -149,15 +151,15 @@ def _memory(host: Host, job: Job, memory: Json) -> Check:
     asked = min((limit for limit in (job.limits.memory, host.limits.memory) if limit is not None), default=None)
     available = int(memory["available"])
     if asked is None:
-        return Check(name="memory", state="ok", detail=f"{available} bytes available; the job asks for none")
+        return Check(name="memory", state="ok", detail=f"{in_memory(available)} available; the job asks for none")
     hint = "wait, name another host with --host, or lower limits.memory"
-    return _check("memory", available >= asked, f"{available} bytes available, {asked} asked for", hint)
+    return _check("memory", available >= asked, f"{in_memory(available)} available, {in_memory(asked)} asked for", hint)
 
 
 def disk_check(host: Host, disk: Json, needed: int) -> Check:
     """Whether the weights will have room."""
     free = int(disk["free"])
-    detail = f"{free} bytes free below {host.workdir}, {needed} needed"
+    detail = f"{size(free)} free below {host.workdir}, {size(needed)} needed"
     return _check("disk", free >= needed, detail, f"orch clean --host {host.name}, or name another workdir")
 
 

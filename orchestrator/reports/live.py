@@ -17,10 +17,11 @@ from rich.progress import (
 )
 
 from orchestrator.actions.harness_diff import FileDiff
+from orchestrator.amounts import duration, size, throughput
 from orchestrator.answers import Json
 from orchestrator.model import Drift, Job, Plan, Result, Run, Scan
 from orchestrator.reports import tables
-from orchestrator.reports.text import duration, shown, size, throughput
+from orchestrator.reports.text import shown
 
 EVERY = 10.0
 """seconds between two lines where there is no terminal"""

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.amounts import count, duration, memory
 from orchestrator.model import Receipt
-from orchestrator.reports.text import count, duration, memory, shown
+from orchestrator.reports.text import shown
 from orchestrator.workflows.guard import Guarded
 
 STYLES = {"undisturbed": "green", "changed": "red", "ended": "yellow", "not_observed": "yellow"}

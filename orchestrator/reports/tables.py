@@ -9,9 +9,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.amounts import ago, duration, size
 from orchestrator.model import Drift, Entry, Plan, Result, Run, Scan, Staged
 from orchestrator.records import entry_of
-from orchestrator.reports.text import ago, duration, measured, rate, shown, size
+from orchestrator.reports.text import measured, rate, shown
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
 
 if TYPE_CHECKING:  # `orch status` renders too, and needs none of these

@@ -1,4 +1,4 @@
-"""Numbers and foreign text as people read them: escaped, capped, short, and right for the terminal at hand.
+"""Foreign text as people read it: escaped, capped, short, and right for the terminal at hand.
 
 Everything that came from a host goes through `shown` (or `shown_lines`) before it reaches a terminal. The result is
 plain text: give it to rich as Text, or with markup off, for rich reads [brackets] as markup.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.amounts import count
 from orchestrator.model import Estimate
 
 LIMIT = 200
 """characters of one piece of foreign text in a table"""
 ELLIPSIS = "..."
-_COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
-_UNITS_1000 = ("B", "kB", "MB", "GB", "TB", "PB")
-_UNITS_1024 = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def shown(text: str | bytes, limit: int = LIMIT) -> str:
@@ -59,59 +56,9 @@ def _escaped(char: str) -> str:
     return known or char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def size(count: int | float) -> str:
-    """Bytes of a file or transfer in powers of 1000: `3.75 GB`."""
-    return _scaled(count, 1000, _UNITS_1000)
-
-
-def memory(count: int | float) -> str:
-    """Bytes of memory in powers of 1024, as the files give them: `60 GiB`."""
-    return _scaled(count, 1024, _UNITS_1024)
-
-
-def throughput(bytes_per_second: float) -> str:
-    """`112 MB/s`."""
-    return f"{size(bytes_per_second)}/s"
-
-
-def count(number: float) -> str:
-    """`19.5K`, `1.2M`, `987`, `0.25`: three digits at most, and no trailing zeros."""
-    for factor, letter in _COUNTS:
-        if abs(number) >= factor * 0.9995:
-            return f"{_three_digits(number / factor)}{letter}"
-    return _three_digits(number)
-
-
 def rate(number: float, unit: str) -> str:
     """`19.5K tok/s`. The unit came from a log on a host, so it is escaped."""
     return f"{count(number)} {shown(unit, 20)}".rstrip()
-
-
-def duration(seconds: float) -> str:
-    """`250 ms`, `12 s`, `3 min 20 s`, `1 h 05 min`, `2 d 03 h`; a negative one has its sign."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms" if seconds else "0 s"
-    if seconds < 9.95:
-        return f"{_trimmed(f'{seconds:.1f}')} s"
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} min {whole % MINUTE:02d} s"
-    minutes = round(seconds / MINUTE)
-    if minutes < DAY // MINUTE:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / HOUR)
-    return f"{hours // 24} d {hours % 24:02d} h"
-
-
-def ago(seconds: float) -> str:
-    """`12 s ago`. Less than a second, or a clock that is ahead by less than a minute, is `just now`."""
-    if -MINUTE < seconds < 1:
-        return "just now"
-    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
 
 
 def figure(estimate: Estimate | None, sign: str = "") -> str:
@@ -143,23 +90,3 @@ def wants_colour(environ: Mapping[str, str], is_terminal: bool) -> bool:
 def speaks_unicode(encoding: str | None) -> bool:
     """Whether a stream of this encoding (`sys.stdout.encoding`) can show everything."""
     return (encoding or "").lower().replace("-", "").replace("_", "") in ("utf8", "utf16", "utf32", "utf8sig")
-
-
-def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
-    scaled, last = float(number), len(units) - 1
-    for position, unit in enumerate(units):
-        if abs(scaled) < base * 0.9995 or position == last:
-            return f"{_three_digits(scaled)} {unit}"
-        scaled /= base
-    raise AssertionError("the last unit always fits")
-
-
-def _three_digits(number: float) -> str:
-    magnitude = abs(number)
-    if magnitude >= 99.95:
-        return f"{number:.0f}"
-    return _trimmed(f"{number:.1f}" if magnitude >= 9.995 else f"{number:.2f}")
-
-
-def _trimmed(text: str) -> str:
-    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator import config, plan, taken
 from orchestrator.actions import harness, preflight
 from orchestrator.actions.observation import RunFacts
+from orchestrator.amounts import size
 from orchestrator.answers import read_harness
 from orchestrator.errors import OrchError, Refused
 from orchestrator.model import Check, Drift, Host, Inventory, Job, Scan, TrainingRun
@@ -43,8 +44,8 @@ def preflight_job(
     wanted = preflight.read_needs(job, ours)
     facts, unreachable = _look(inventory, run, job, connections) if run is not None else (None, None)
     scan = facts.scan if facts is not None else None
-    if (size := sum(file.size for file in ours.files)) > preflight.LIMIT:
-        raise Refused(f"{job.harness_local}: {size} bytes of harness, too many to try out")
+    if (whole := sum(file.size for file in ours.files)) > preflight.LIMIT:
+        raise Refused(f"{job.harness_local}: {size(whole)} of harness, too much to try out")
     tensors = preflight.tensors_of(scan) if job.ship == "model" else None
     connection, limits = connections.to(host), inventory.timeouts
     answer = preflight.try_out(connection, host, job, ours, wanted, tensors, limits, synced=False)
@@ -97,7 +98,7 @@ def _checkpoint(run: TrainingRun, facts: RunFacts | None, unreachable: OrchError
         why = "; ".join(facts.errors) if facts is not None else ""
         detail = why or f"none complete under {run.checkpoints}"
         return Check(name="checkpoint", state="fail", detail=detail, hint=f"orch checkpoints {run.name}")
-    detail = f"step {scan.latest.step}, {scan.latest.ship_bytes} bytes to ship"
+    detail = f"step {scan.latest.step}, {size(scan.latest.ship_bytes)} to ship"
     return Check(name="checkpoint", state="ok", detail=detail)
 
 

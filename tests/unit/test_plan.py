@@ -102,13 +102,13 @@ def test_a_plan_names_the_bytes_that_cross() -> None:
         (replace(SIDE, trains=True), False, "a training runs on box"),
         (replace(SIDE, trains=True), True, None),
         (replace(SIDE, trains=True, unseen=("d",)), False, "whether d runs on box can't be seen"),
-        (replace(SIDE, disk_free=1000), False, "bytes free"),
+        (replace(SIDE, disk_free=1000), False, "1 kB free"),
         (replace(SIDE, disk_free=RUN_ROOM, staged=True), False, None),
-        (replace(SIDE, disk_free=1000, staged=True), False, "bytes free"),
+        (replace(SIDE, disk_free=1000, staged=True), False, "1 kB free"),
         (replace(SIDE, memory_available=1 << 20), False, "memory available"),
         (replace(SIDE, memory_available=2 << 30, memory_reserve=1 << 30, trains=True), True, None),
         (replace(SIDE, memory_available=2 << 30, memory_reserve=2 << 30, trains=True), True, "kept for the training"),
-        (replace(SIDE, host=replace(HOST, limits=Limits(memory=1 << 29))), False, "may use 536870912 bytes"),
+        (replace(SIDE, host=replace(HOST, limits=Limits(memory=1 << 29))), False, "may use 512 MiB"),
     ],
 )
 def test_refusals(side: EvalSide, allow: bool, word: str | None) -> None:

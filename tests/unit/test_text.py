@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator import amounts
 from orchestrator.reports import text
 
 
@@ -58,36 +59,36 @@ def test_logs_keep_their_lines_and_say_how_many_were_left_out():
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (text.size(3_750_000_000), "3.75 GB"),
-        (text.size(0), "0 B"),
-        (text.size(999), "999 B"),
-        (text.size(999_960), "1 MB"),
-        (text.size(10_000_000), "10 MB"),
-        (text.size(123_456), "123 kB"),
-        (text.memory(60 * 2**30), "60 GiB"),
-        (text.memory(1536), "1.5 KiB"),
-        (text.throughput(112_300_000), "112 MB/s"),
+        (amounts.size(3_750_000_000), "3.75 GB"),
+        (amounts.size(0), "0 B"),
+        (amounts.size(999), "999 B"),
+        (amounts.size(999_960), "1 MB"),
+        (amounts.size(10_000_000), "10 MB"),
+        (amounts.size(123_456), "123 kB"),
+        (amounts.memory(60 * 2**30), "60 GiB"),
+        (amounts.memory(1536), "1.5 KiB"),
+        (amounts.throughput(112_300_000), "112 MB/s"),
         (text.rate(19_500, "tok/s"), "19.5K tok/s"),
         (text.rate(987.6, "it/s"), "988 it/s"),
         (text.rate(0.25, "it/s\x1b"), "0.25 it/s\\x1b"),
-        (text.count(5296), "5.3K"),
-        (text.count(1_200_000), "1.2M"),
-        (text.count(999_990), "1M"),
-        (text.count(0), "0"),
-        (text.duration(0), "0 s"),
-        (text.duration(0.25), "250 ms"),
-        (text.duration(1.5), "1.5 s"),
-        (text.duration(12), "12 s"),
-        (text.duration(59.7), "1 min 00 s"),
-        (text.duration(200), "3 min 20 s"),
-        (text.duration(3900), "1 h 05 min"),
-        (text.duration(3599.7), "1 h 00 min"),
-        (text.duration(2 * 86400 + 3 * 3600), "2 d 03 h"),
-        (text.duration(86399), "1 d 00 h"),
-        (text.duration(-5), "-5 s"),
-        (text.ago(12), "12 s ago"),
-        (text.ago(-3), "just now"),
-        (text.ago(-7200), "in 2 h 00 min"),
+        (amounts.count(5296), "5.3K"),
+        (amounts.count(1_200_000), "1.2M"),
+        (amounts.count(999_990), "1M"),
+        (amounts.count(0), "0"),
+        (amounts.duration(0), "0 s"),
+        (amounts.duration(0.25), "250 ms"),
+        (amounts.duration(1.5), "1.5 s"),
+        (amounts.duration(12), "12 s"),
+        (amounts.duration(59.7), "1 min 00 s"),
+        (amounts.duration(200), "3 min 20 s"),
+        (amounts.duration(3900), "1 h 05 min"),
+        (amounts.duration(3599.7), "1 h 00 min"),
+        (amounts.duration(2 * 86400 + 3 * 3600), "2 d 03 h"),
+        (amounts.duration(86399), "1 d 00 h"),
+        (amounts.duration(-5), "-5 s"),
+        (amounts.ago(12), "12 s ago"),
+        (amounts.ago(-3), "just now"),
+        (amounts.ago(-7200), "in 2 h 00 min"),
     ],
 )
 def test_numbers_as_people_read_them(shown, expected):
@@ -96,9 +97,9 @@ def test_numbers_as_people_read_them(shown, expected):
 
 @given(st.floats(0, 1e17, allow_nan=False))
 def test_no_number_grows_long(number):
-    for shown in (text.size(number), text.memory(number), text.count(number), text.duration(number % 1e9)):
+    for shown in (amounts.size(number), amounts.memory(number), amounts.count(number), amounts.duration(number % 1e9)):
         assert len(shown) <= 14
-    assert number > 9e17 or "1000 " not in text.size(number)
+    assert number > 9e17 or "1000 " not in amounts.size(number)
 
 
 @pytest.mark.parametrize(
