@@ -7,8 +7,10 @@ from remote_payload.agent.scan import scan
 
 
 def scan_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args: `process`, the rule of the training process or None, and those of `checkpoints`."""
-    return checkpoints(args, _process(args.get("process")))
+    """args: `process`, the rule of the training process, and those of `checkpoints`. Without a rule nothing says that
+    a training lives."""
+    rule = args.get("process")
+    return checkpoints(args, {"state": "absent"} if rule is None else _process(rule))
 
 
 def checkpoints(args: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Dict[str, Any]:
@@ -29,9 +31,7 @@ def checkpoints(args: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Dict
     )
 
 
-def _process(rule: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
-    if rule is None:
-        return None
+def _process(rule: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     from remote_payload.agent import training
     from remote_payload.agent.errors import AgentError
 

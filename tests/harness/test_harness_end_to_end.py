@@ -62,7 +62,9 @@ def test_progress_lines_count_to_the_end_beside_the_result(result):
     assert sorted(path.name for path in out.parent.iterdir()) == ["eval_results.json", "progress.jsonl"]
 
 
-@pytest.mark.parametrize("options", [("--batch", 1), ("--batch", 5), ("--max-anchors", 4)])
+@pytest.mark.parametrize(
+    "options", [pytest.param(("--batch", 1), marks=pytest.mark.full), ("--batch", 5), ("--max-anchors", 4)]
+)
 def test_rounds_do_not_depend_on_batches_or_on_the_anchors_sampled(bench, result, tmp_path, options):
     document, _ = result
     out = tmp_path / "r.json"

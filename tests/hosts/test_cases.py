@@ -303,6 +303,7 @@ def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
     return {**found, **{alias: found[name] for alias, name in aliases.items()}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_each_case_is_told_as_it_is_and_arrives_as_it_was(boxes: Boxes, project: Path, name: str) -> None:
     case = CASES[name]
@@ -352,7 +353,9 @@ def test_a_slow_save_counts_from_its_last_byte_on(boxes: Boxes, project: Path) -
         document = orch_checkpoints(project, "slow")
         seen.append((document["latest"]["step"], document["candidates"][0]["state"]))
     assert writer.returncode == 0
-    assert len(seen) >= 3 and set(seen[:-1]) == {(1000, "writing")}, seen
+    while seen and seen[-1] == (2000, "complete"):  # after its last byte the writer takes some time to end
+        seen.pop()
+    assert len(seen) >= 3 and set(seen) == {(1000, "writing")}, seen
     assert orch_checkpoints(project, "slow")["latest"]["step"] == 2000
 
 

@@ -50,7 +50,7 @@ class Project:
 hosts:
   train: {{ssh: root@train, roles: [train], python: {sys.executable}}}
   eval: {{ssh: root@eval, roles: [eval], python: {sys.executable}, workdir: ~/cut/orch}}
-timeouts: {{poll: 200ms, heartbeat: 500ms, dead: 2s, agent_dead: 3s, connect: 2s}}
+timeouts: {{poll: 200ms, heartbeat: 500ms, dead: 4s, agent_dead: 5s, connect: 2s}}
 runs: {{r: {{host: train, checkpoints: /root/small, job: j}}}}
 """
         )

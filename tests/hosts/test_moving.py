@@ -68,6 +68,7 @@ def test_the_training_box_is_only_read_while_it_sends_by_itself(boxes: Boxes, tr
     boxes.assert_arrived()
 
 
+@pytest.mark.full
 def test_authorized_keys_is_put_back_byte_for_byte_with_mode_owner_and_link(boxes: Boxes) -> None:
     theirs = boxes.home("eval") / "dotfiles"
     theirs.mkdir()
@@ -257,6 +258,7 @@ def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) 
     resumed(boxes, kept, transfer)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_after_a_reboot_of_the_evaluation_box_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)

@@ -67,6 +67,7 @@ def test_a_worse_checkpoint_is_found_worse_and_equal_ones_are_not_told_apart(sta
     assert rows[1]["verdict"] == theirs["verdict"], "the harness says the same of the baseline"
 
 
+@pytest.mark.full
 def test_a_ledger_that_was_lost_comes_back_from_the_evaluation_box_and_the_report_from_it(stage: Stage) -> None:
     for step in ("40", "80"):
         assert stage.orch("eval-latest", "--yes", "--step", step).returncode == 0

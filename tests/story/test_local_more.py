@@ -155,6 +155,7 @@ def new_checkpoint(stage: Stage) -> None:
         shutil.rmtree(checkpoints / f"step_{step}")
 
 
+@pytest.mark.full
 def test_the_same_command_joins_its_run_although_training_has_moved_on(stage: Stage) -> None:
     slow_job(stage)
     begun = stage.json("eval-latest", "--job", "other", "--detach")

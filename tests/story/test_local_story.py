@@ -77,6 +77,7 @@ def test_the_whole_story(stage: Stage, live: int) -> None:
     assert [(row["step"], row["state"]) for row in after["evaluations"]] == [(120, "succeeded")]
 
 
+@pytest.mark.full
 def test_an_earlier_step_can_be_named_and_stands_in_the_table_beside_the_latest(stage: Stage) -> None:
     assert stage.orch("eval-latest", "--yes").returncode == 0
     earlier = stage.orch("eval-latest", "--step", "80")

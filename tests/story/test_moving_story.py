@@ -7,6 +7,7 @@ import os
 import zipfile
 
 import jsonschema
+import pytest
 from world import Stage
 
 from orchestrator.reports.schema import document_schema
@@ -53,6 +54,7 @@ def test_a_newest_checkpoint_that_orch_does_not_read_gives_way_to_the_next_older
     assert "compressed" in refused["message"] and "`ship: whole`" in refused["message"]
 
 
+@pytest.mark.full
 def test_clean_keeps_the_newest_and_says_what_goes(stage: Stage) -> None:
     for step in ("40", "80", "120"):
         assert stage.orch("eval-latest", "--yes", "--step", step).returncode == 0

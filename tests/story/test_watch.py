@@ -53,6 +53,7 @@ def test_new_checkpoints_are_evaluated_in_order_and_older_ones_only_when_asked_f
     assert world.measured() == [200, 300, 20, 100, 1000]
 
 
+@pytest.mark.full
 def test_every_takes_multiples_of_a_step(make: Make) -> None:
     world = make()
     for step in (10, 20, 25, 30, 40):
@@ -61,6 +62,7 @@ def test_every_takes_multiples_of_a_step(make: Make) -> None:
     assert watching.ended() == 0 and world.measured() == [20, 40]
 
 
+@pytest.mark.full
 def test_a_second_watch_says_who_holds_the_lock_and_a_killed_one_holds_nothing(make: Make) -> None:
     world = make()
     world.save(10)
@@ -73,6 +75,7 @@ def test_a_second_watch_says_who_holds_the_lock_and_a_killed_one_holds_nothing(m
     assert third.ended() == 0, third.said()
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_the_evaluation_going_and_says_how_to_come_back(make: Make) -> None:
     world = make(seconds=2)
     world.save(10)
@@ -87,6 +90,7 @@ def test_ctrl_c_leaves_the_evaluation_going_and_says_how_to_come_back(make: Make
     assert back.ended() == 0 and world.measured() == [10] and len(back.of("result")) == 1
 
 
+@pytest.mark.full
 def test_it_ends_with_the_training_and_says_which_evaluations_failed(make: Make) -> None:
     world = make()
     (world.evaluate / "fails-10").touch()
@@ -114,6 +118,7 @@ def test_what_would_stop_every_evaluation_is_refused_before_anything_is_waited_f
     assert refused.returncode == 6 and "orch sync-harness j" in refused.stderr
 
 
+@pytest.mark.full
 def test_a_refusal_that_goes_away_delays_the_evaluation_and_loses_nothing(make: Make) -> None:
     world = make()
     watching = world.start("--until", "10")
@@ -151,6 +156,7 @@ def test_a_result_goes_to_the_hook_and_into_tensorboard_once(make: Make, tmp_pat
     }
 
 
+@pytest.mark.full
 def test_a_hook_that_fails_is_a_warning(make: Make) -> None:
     world = make(config="hooks: {result: [sh, -c, 'echo no such channel >&2; exit 5'], timeout: 5s}\n")
     world.save(10)
