@@ -62,6 +62,7 @@ def deep(tmp_path_factory):
 INTERRUPTED = pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.full)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [pytest.param(signal.SIGKILL, id="killed"), INTERRUPTED])
 def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(how, deep, tmp_path):
     root, options = deep

@@ -58,7 +58,7 @@ def test_each_route_brings_the_model_bit_for_bit(boxes: Boxes, transfer: Transfe
     assert boxes.ship(transfer).get("sent") is None, "it is there already, so nothing is sent"
 
 
-@pytest.mark.parametrize("transfer", ["direct", "tunnel"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL])
 def test_the_training_box_is_only_read_while_it_sends_by_itself(boxes: Boxes, transfer: TransferName) -> None:
     with traced(boxes.hosts, "train") as folder:
         boxes.ship(transfer)
@@ -233,7 +233,7 @@ def test_a_cut_link_to_the_training_box_leaves_nothing_running_there(boxes: Boxe
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_after_a_cut_link_to_the_evaluation_box_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     before = boxes.keys.read_bytes()
     shipping = boxes.start(transfer)
@@ -247,7 +247,7 @@ def test_after_a_cut_link_to_the_evaluation_box_it_goes_on(boxes: Boxes, transfe
     resumed(boxes, kept, transfer)
 
 
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_after_a_killed_sender_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     shipping = boxes.start(transfer)
     shipping.until_half()
@@ -280,7 +280,7 @@ def test_a_cut_between_the_boxes_alone_goes_on_through_the_tunnel_in_the_same_co
     boxes.assert_arrived()
 
 
-@pytest.mark.parametrize("transfer", ["direct", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", RELAY])
 def test_a_disk_without_room_is_a_clear_error_and_loses_nothing(boxes: Boxes, transfer: TransferName) -> None:
     boxes.hosts.sh(
         "eval", "mkdir -p /root/small && mount -t tmpfs -o size=30m small /root/small && echo x >/root/small/y"
@@ -295,7 +295,7 @@ def test_a_disk_without_room_is_a_clear_error_and_loses_nothing(boxes: Boxes, tr
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("transfer", ["direct", "tunnel", "relay"])
+@pytest.mark.parametrize("transfer", ["direct", TUNNEL, RELAY])
 def test_a_disk_that_fills_in_the_middle_is_said_and_then_it_goes_on(boxes: Boxes, transfer: TransferName) -> None:
     make = "truncate -s 64m /root/image && mkfs.ext2 -q -F -m 0 /root/image && mkdir -p /root/small"  # promises nothing
     boxes.hosts.sh("eval", f"{make} && mount -o loop /root/image /root/small && echo x >/root/small/y")
