@@ -24,22 +24,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "browser")]
 import answers_live  # noqa: E402
 import chromium  # noqa: E402
 import made_up  # noqa: E402
+from timing import Row, at_most  # noqa: E402
 
 RUNS = 10_000
 CHECKPOINTS = 200
 WINDOW = (1280, 900)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """One line of the end."""
-
-    name: str
-    value: float
-    goal: float
-
-    def line(self) -> str:
-        return f"{self.name} {self.value:.3g} {self.goal:g} {'ok' if self.value <= self.goal else 'short'}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +69,7 @@ def told(what: str, spent: list[float]) -> float:
     return middle
 
 
-def full_ledger(bench: Bench) -> Iterator[Goal]:
+def full_ledger(bench: Bench) -> Iterator[Row]:
     """`results` and `compare` with 10,000 runs in the ledger: wall clock of the whole command."""
     home = bench.folder / "full"
     made_up.fill_run(home, 2)
@@ -93,15 +82,15 @@ def full_ledger(bench: Bench) -> Iterator[Goal]:
         ("compare_s", ("compare", "latest", "baseline", "--run", "dflash")),
     ):
         typed = f"orch {' '.join(words)}"
-        yield Goal(name, bench.seconds(typed, lambda words=words: bench.orch(home, *words)), 0.3)  # type: ignore[misc]
+        yield at_most(name, bench.seconds(typed, lambda words=words: bench.orch(home, *words)), 0.3)  # type: ignore[misc]
 
 
-def report_page(bench: Bench) -> Iterator[Goal]:
+def report_page(bench: Bench) -> Iterator[Row]:
     """The report of 200 checkpoints: its size, and when it is interactive in Chromium."""
     home, file = bench.folder / "long", bench.folder / "report.html"
     made_up.fill_run(home, CHECKPOINTS)
     bench.seconds("orch report", lambda: bench.orch(home, "report", "--out", str(file)))
-    yield Goal("report_kB", file.stat().st_size / 1000, 500)
+    yield at_most("report_kB", file.stat().st_size / 1000, 500)
     if chromium.where() is None:
         print("report_interactive_s is not measured: no Chromium here (apt install chromium)")
         return
@@ -115,10 +104,10 @@ def report_page(bench: Bench) -> Iterator[Goal]:
                 spent.append(int(browser.evaluate("document.documentElement.dataset.ready")) / 1000)
     finally:
         browser.close()
-    yield Goal("report_interactive_s", told("report in Chromium, until its script is done", spent), 1.0)
+    yield at_most("report_interactive_s", told("report in Chromium, until its script is done", spent), 1.0)
 
 
-ROWS: dict[str, Callable[[Bench], Iterator[Goal]]] = {"ledger": full_ledger, "report": report_page}
+ROWS: dict[str, Callable[[Bench], Iterator[Row]]] = {"ledger": full_ledger, "report": report_page}
 
 
 def main() -> None:
@@ -132,7 +121,7 @@ def main() -> None:
         if options.only in (None, name):
             with tempfile.TemporaryDirectory(prefix="orch-answers-") as folder:
                 goals += list(row(Bench(Path(folder), 31 if options.full else options.rounds)))
-    lines = [goal.line() for goal in goals]
+    lines = [str(goal) for goal in goals]
     if options.only in (None, "living"):
         if os.geteuid() == 0 and sys.platform == "linux":
             with answers_live.bench_hosts(f"bl{os.getpid() % 1000}", "10.96.79") as bench:

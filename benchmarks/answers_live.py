@@ -27,6 +27,7 @@ HOSTS = ROOT / "tests" / "hosts"
 sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
+from timing import Row, at_most, command_seconds, in_turn  # noqa: E402
 
 ORCH = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
 RTT_MS = 100
@@ -86,38 +87,14 @@ class Bench:
         return {**os.environ, **own, "ORCH_SSH_CONFIG": str(config or self.hosts.config)}
 
 
-def line(name: str, value: float, goal: float) -> str:
-    """A row whose value may be `goal` at most."""
-    return f"{name} {value:.3g} {goal:g} {'ok' if value <= goal else 'short'}"
-
-
-def timed(command: list[str], environment: dict[str, str], cwd: Path) -> float:
-    """Seconds of a command that must end well."""
-    began = time.perf_counter()
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        sys.exit(f"{command[:4]}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    return time.perf_counter() - began
-
-
-def in_turn(commands: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each command `rounds` times, alternating; a round before those warms the page cache."""
-    seconds: dict[str, list[float]] = {what: [] for what in commands}
-    for turn in range(rounds + 1):
-        for what, run in commands.items():
-            spent = run()
-            if turn:
-                seconds[what].append(spent)
-    for what, spent_s in seconds.items():
-        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
-        print(f"{what:<44} median {middle:6.2f} s  ({low:.2f} to {high:.2f}, n {rounds})")
-    return seconds
+def _seconds(command: list[str], environment: dict[str, str], cwd: Path) -> float:
+    return command_seconds(command, environment, cwd, limit=300)
 
 
 # -- orch status on two hosts at RTT 100 ms ------------------------------------------------------------------------
 
 
-def status_over_a_wan(bench: Bench, rounds: int = 9) -> str:
+def status_over_a_wan(bench: Bench, rounds: int = 9) -> Row:
     """Round trips that a status of two hosts waits for, beside its local start: imports, and what a near host takes."""
     project = bench.project("wan", train="trainwan", evaluate="evalwan")
     near = bench.project("near")
@@ -128,9 +105,9 @@ def status_over_a_wan(bench: Bench, rounds: int = 9) -> str:
         far = bench.variables(config)
         seconds = in_turn(
             {
-                "the local start: imports alone": lambda: timed([sys.executable, "-c", start], far, project),
-                "orch status, no delay": lambda: timed(status, bench.variables(), near),
-                f"orch status, RTT {RTT_MS} ms": lambda: timed(status, far, project),
+                "the local start: imports alone": lambda: _seconds([sys.executable, "-c", start], far, project),
+                "orch status, no delay": lambda: _seconds(status, bench.variables(), near),
+                f"orch status, RTT {RTT_MS} ms": lambda: _seconds(status, far, project),
             },
             rounds,
         )
@@ -141,7 +118,7 @@ def status_over_a_wan(bench: Bench, rounds: int = 9) -> str:
     print(
         f"the least: {(wide - close) / RTT_MS * 1000:.1f} RTT more than without delay; {trips:.1f} beside the imports"
     )
-    return line("status_round_trips_at_100_ms", trips, 12)
+    return at_most("status_round_trips_at_100_ms", trips, 12)
 
 
 @contextmanager
@@ -170,7 +147,7 @@ def far_away(bench: Bench) -> Iterator[Path]:
 # -- orch status of fifty hosts ------------------------------------------------------------------------------------
 
 
-def status_of_fifty(bench: Bench, rounds: int = 3) -> str:
+def status_of_fifty(bench: Bench, rounds: int = 3) -> Row:
     """Against fabric's own group with `python3 -c pass`, in the same run; ansible and pyinfra beside it."""
     project = bench.folder / "fifty"
     project.mkdir()
@@ -180,20 +157,20 @@ def status_of_fifty(bench: Bench, rounds: int = 3) -> str:
         environment = bench.variables(config)
         told = json.dumps(["root", str(key), ports])
         commands: dict[str, Callable[[], float]] = {
-            "orch status": lambda: timed([*ORCH, "status", "--json"], environment, project),
-            "fabric ThreadingGroup, python3 -c pass": lambda: timed(
+            "orch status": lambda: _seconds([*ORCH, "status", "--json"], environment, project),
+            "fabric ThreadingGroup, python3 -c pass": lambda: _seconds(
                 [sys.executable, "-W", "ignore", "-c", GROUP, told], environment, project
             ),
         }
         seconds = in_turn(commands, rounds)
         for name, command in rivals(project, config, key, ports):
             try:
-                spent = min(timed(command, environment, project) for _ in range(2))
+                spent = min(_seconds(command, environment, project) for _ in range(2))
                 print(f"{name:<44} best of 2 {spent:5.2f} s")
             except (SystemExit, subprocess.TimeoutExpired) as error:
                 print(f"{name}: {str(error)[:500]}")
     ours, theirs = (statistics.median(spent) for spent in seconds.values())
-    return line("status_of_50_against_a_fabric_group", ours / theirs, 2)
+    return at_most("status_of_50_against_a_fabric_group", ours / theirs, 2)
 
 
 @contextmanager
@@ -258,7 +235,7 @@ def rivals(folder: Path, config: Path, key: Path, ports: list[int]) -> Iterator[
 # -- orch watch, idle ----------------------------------------------------------------------------------------------
 
 
-def watch_idle(bench: Bench, seconds: float = 90) -> list[str]:
+def watch_idle(bench: Bench, seconds: float = 90) -> list[Row]:
     """CPU of an idle watch for an hour at one look a minute, from the cost of a look and of a second without one."""
     home = bench.hosts.state / "train" / "fs" / "p" / "root"
     (home / "checkpoints").mkdir(exist_ok=True)
@@ -272,9 +249,9 @@ def watch_idle(bench: Bench, seconds: float = 90) -> list[str]:
     print(f"a look {look * 1000:.1f} ms of CPU (n {looking.looks}), an hour of rest {3600 * rest:.2f} s")
     print(f"looks while it rested: {resting.looks}")
     return [
-        line("watch_idle_cpu_s_per_hour", hour, 5),
-        line("watch_connections", max(len(looking.ports), len(resting.ports)), 1),
-        line("watch_processes_between_looks", resting.agents, 0),
+        at_most("watch_idle_cpu_s_per_hour", hour, 5),
+        at_most("watch_connections", max(len(looking.ports), len(resting.ports)), 1),
+        at_most("watch_processes_between_looks", resting.agents, 0),
     ]
 
 
@@ -336,14 +313,14 @@ ROWS = ("wan", "fifty", "idle")
 
 def rows(bench: Bench, wanted: tuple[str, ...] = ROWS, *, full: bool = False) -> list[str]:
     """The lines of these rows; `full` takes longer."""
-    lines = []
+    lines: list[Row] = []
     if "wan" in wanted:
         lines.append(status_over_a_wan(bench, rounds=15 if full else 9))
     if "fifty" in wanted:
         lines.append(status_of_fifty(bench, rounds=7 if full else 3))
     if "idle" in wanted:
         lines += watch_idle(bench, seconds=900 if full else 90)
-    return lines
+    return list(map(str, lines))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "
 import runs_sync  # noqa: E402
 from conftest import TestHosts  # noqa: E402
 from small import COMMAND, RESULT, Small, wait_until  # noqa: E402
+from timing import Row, at_most  # noqa: E402
 
 TICK = os.sysconf("SC_CLK_TCK")
 LAUNCH_GOAL, CORE_GOAL, GROWTH_GOAL = 2.0, 5.0, 2 << 20
@@ -44,18 +45,6 @@ while True:
         written += 40 * len(bar)
     time.sleep(0.05)
 """
-
-
-@dataclass(frozen=True)
-class Row:
-    """One goal and what was measured."""
-
-    name: str
-    value: float
-    goal: float
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.value:.3g} {self.goal:g} {'ok' if self.value <= self.goal else 'short'}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,7 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
             ratios.append(once / twice)
     launch_s, ssh_s = (statistics.median(column) for column in zip(*times, strict=True))
     print(f"launch {launch_s * 1000:.0f} ms, ssh true twice {ssh_s * 1000:.0f} ms (medians, n {len(times)})")
-    return [Row("launch_against_ssh_twice", statistics.median(ratios), LAUNCH_GOAL)]
+    return [at_most("launch_against_ssh_twice", statistics.median(ratios), LAUNCH_GOAL)]
 
 
 def _timed(act: Callable[[], Any]) -> float:
@@ -173,8 +162,8 @@ def log_rows(boxes: Small, seconds: float) -> list[Row]:
     print(f"the log of {size} bytes grew by {rate / 1e6:.2f} MB/s")
     growth = max(cost.after - cost.before for cost in found.values())
     return [
-        Row("logs_follow_core_percent", max(cost.core for cost in found.values()), CORE_GOAL),
-        Row("logs_follow_growth_bytes", float(growth), float(GROWTH_GOAL)),
+        at_most("logs_follow_core_percent", max(cost.core for cost in found.values()), CORE_GOAL),
+        at_most("logs_follow_growth_bytes", float(growth), float(GROWTH_GOAL)),
     ]
 
 
@@ -189,8 +178,8 @@ def supervisor_rows(boxes: Small, seconds: float) -> list[Row]:
     boxes.orch("cancel", run_id, "--grace", "1")
     print(f"supervisor: {cost.core:.3f}% of a core, {cost.after >> 10} KiB")
     return [
-        Row("supervisor_core_percent", cost.core, SUPERVISOR_CORE_GOAL),
-        Row("supervisor_megabytes", cost.after / 1e6, SUPERVISOR_MEMORY_GOAL),
+        at_most("supervisor_core_percent", cost.core, SUPERVISOR_CORE_GOAL),
+        at_most("supervisor_megabytes", cost.after / 1e6, SUPERVISOR_MEMORY_GOAL),
     ]
 
 

@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ HOSTS = ROOT / "tests" / "hosts"
 sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
+from timing import Row, at_most, command_seconds, in_turn  # noqa: E402
 
 FILES, CHANGED = 2000, (7, 700, 1900)
 RTT_S = 0.1
@@ -80,15 +80,6 @@ def far_away(hosts: TestHosts, folder: Path) -> Iterator[Path]:
             proxy.wait()
 
 
-def timed(command: list[str], cwd: Path, environment: dict[str, str]) -> float:
-    """Seconds of a command that ends well."""
-    began = time.perf_counter()
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        sys.exit(f"{command[-3:]} exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return time.perf_counter() - began
-
-
 def rows(hosts: TestHosts, folder: Path, rounds: int) -> list[str]:
     """The goal lines of this benchmark; `folder` is empty, `hosts` are up."""
     project = folder / "sync"
@@ -105,36 +96,20 @@ def rows(hosts: TestHosts, folder: Path, rounds: int) -> list[str]:
         rsync = ["rsync", "-a", "-e", f"ssh -F {shlex.quote(str(config))}", f"{harness}/", "farwan:/root/copied/"]
         true = ["ssh", "-F", str(config), "--", "farwan", "true"]
         commands: dict[str, Callable[[], float]] = {
-            "rsync -a": lambda: timed(rsync, project, environment),
-            "orch sync-harness": lambda: timed([*orch, "far"], project, environment),
-            "the same, twice the RTT": lambda: timed([*orch, "twice"], project, environment),
-            "ssh true": lambda: timed(true, project, environment),
+            "rsync -a": lambda: command_seconds(rsync, environment, project),
+            "orch sync-harness": lambda: command_seconds([*orch, "far"], environment, project),
+            "the same, twice the RTT": lambda: command_seconds([*orch, "twice"], environment, project),
+            "ssh true": lambda: command_seconds(true, environment, project),
         }
-        seconds = in_turn(commands, harness, rounds)
+        seconds = in_turn(commands, rounds, lambda turn: change(harness, turn))
     pairs = zip(seconds["orch sync-harness"], seconds["rsync -a"], strict=True)
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     added = zip(seconds["the same, twice the RTT"], seconds["orch sync-harness"], strict=True)
     trips = statistics.median(slow - fast for slow, fast in added) / RTT_S
     return [
-        f"sync_harness_against_rsync {ratio:.2f} {RATIO_GOAL} {'ok' if ratio <= RATIO_GOAL else 'short'}",
-        f"sync_harness_rtts {trips:.1f} {RTT_GOAL} {'ok' if trips < RTT_GOAL else 'short'}",
+        str(at_most("sync_harness_against_rsync", ratio, RATIO_GOAL)),
+        str(Row("sync_harness_rtts", f"{trips:.1f}", str(RTT_GOAL), trips < RTT_GOAL)),
     ]
-
-
-def in_turn(commands: dict[str, Callable[[], float]], harness: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each command in each round, before each of which three files change; the first round brings all of
-    them, and does not count."""
-    seconds: dict[str, list[float]] = {what: [] for what in commands}
-    for turn in range(rounds + 1):
-        for what, run in commands.items():
-            change(harness, turn)
-            spent = run()
-            if turn:
-                seconds[what].append(spent)
-    for what, spent_s in seconds.items():
-        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
-        print(f"{what:<24} median {middle:6.2f} s  ({low:.2f} to {high:.2f}, n {len(spent_s)})")
-    return seconds
 
 
 def main() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
+
+from timing import at_most, command_seconds, in_turn, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTHOSTS = ROOT / "tests" / "hosts" / "testhosts.sh"
@@ -29,14 +29,6 @@ hosts:
 runs:
   demo: {host: train, checkpoints: /root/checkpoints, eval_host: eval}
 """
-
-
-def timed(command: list[str], environment: dict[str, str], cwd: Path) -> float:
-    began = time.perf_counter()
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
-    if done.returncode != 0:
-        sys.exit(f"{command[-3:]} exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -72,28 +64,23 @@ def measure(folder: Path, environment: dict[str, str], rounds: int) -> None:
             ["bash", str(TESTHOSTS), "exec", host, "mkdir", "-p", "/root/checkpoints"], env=environment, check=True
         )
     (folder / "hosts.yaml").write_text(HOSTS)
-    inside = ["bash", str(TESTHOSTS), "net", "laptop"]
     config = environment["ORCH_SSH_CONFIG"]
     both = f"ssh -F {config} -- root@train true & a=$!; ssh -F {config} -- root@eval true & wait $! && wait $a"
     orch = [sys.executable, "-c", "from orchestrator.cli import main; main()", "status", "--json"]
     usual = {**environment, "PYTHONPATH": str(ROOT)}
+
+    def inside(words: list[str], variables: dict[str, str]) -> float:
+        laptop = ["bash", str(TESTHOSTS), "net", "laptop"]
+        return command_seconds([*laptop, *words], variables, folder, limit=60)
+
     commands: dict[str, Callable[[], float]] = {
-        "ssh true on both": lambda: timed([*inside, "bash", "-c", both], environment, folder),
-        "orch status": lambda: timed([*inside, *orch], usual, folder),
-        "first, new files": lambda: timed([*inside, *orch], {**usual, "ORCH_HOME": mkdtemp(dir=folder)}, folder),
-        "python -c pass": lambda: timed([*inside, sys.executable, "-c", "pass"], environment, folder),
+        "ssh true on both": lambda: inside(["bash", "-c", both], environment),
+        "orch status": lambda: inside(orch, usual),
+        "first, new files": lambda: inside(orch, {**usual, "ORCH_HOME": mkdtemp(dir=folder)}),
+        "python -c pass": lambda: inside([sys.executable, "-c", "pass"], environment),
     }
-    seconds: dict[str, list[float]] = {what: [] for what in commands}
-    for turn in range(rounds + 1):
-        for what, run in commands.items():
-            spent = run()
-            if turn:  # the first round warms the page cache
-                seconds[what].append(spent)
-    for what, spent_s in seconds.items():
-        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
-        print(f"{what:<18} median {middle * 1000:6.0f} ms  ({low * 1000:.0f} to {high * 1000:.0f}, n {len(spent_s)})")
-    ratio = statistics.median(a / b for a, b in zip(seconds["orch status"], seconds["ssh true on both"], strict=True))
-    print(f"status_against_ssh {ratio:.2f} {GOAL} {'ok' if ratio <= GOAL else 'short'}")
+    seconds = in_turn(commands, rounds)
+    print(at_most("status_against_ssh", ratio(seconds["orch status"], seconds["ssh true on both"]), GOAL))
 
 
 if __name__ == "__main__":

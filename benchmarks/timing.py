@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -27,6 +30,11 @@ class Row:
 def at_least(name: str, value: float, goal: float) -> Row:
     """How many times faster: the more the better."""
     return Row(name, f"{value:.2f}x", f">={goal:g}x", value >= goal)
+
+
+def at_most(name: str, value: float, goal: float) -> Row:
+    """Seconds, bytes, a ratio to a rival: the less the better."""
+    return Row(name, f"{value:.3g}", f"{goal:g}", value <= goal)
 
 
 def not_measured(name: str, goal: str) -> Row:
@@ -64,3 +72,32 @@ def ratio(over: list[float], under: list[float], factor: float = 1.0) -> float:
 
 def shown(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.1f} s ({min(seconds):.1f}-{max(seconds):.1f})"
+
+
+def command_seconds(command: list[str], environment: dict[str, str], cwd: Path, limit: float = 120) -> float:
+    """Seconds of a command, which must end well."""
+    began = time.perf_counter()
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=limit)
+    if done.returncode != 0:
+        sys.exit(f"{command[-3:]}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return time.perf_counter() - began
+
+
+def in_turn(
+    works: dict[str, Callable[[], float]], rounds: int, before: Callable[[int], object] = lambda turn: None
+) -> dict[str, list[float]]:
+    """Seconds that each work says it took, alternating, with the spread printed; a round before those warms up.
+
+    `before` is called with the round's number before each work.
+    """
+    seconds: dict[str, list[float]] = {what: [] for what in works}
+    for turn in range(rounds + 1):
+        for what, work in works.items():
+            before(turn)
+            spent = work()
+            if turn:
+                seconds[what].append(spent)
+    for what, spent_s in seconds.items():
+        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
+        print(f"{what:<44} median {1000 * middle:6.0f} ms  ({1000 * low:.0f} to {1000 * high:.0f}, n {rounds})")
+    return seconds
