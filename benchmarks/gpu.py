@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "story")]
 
+from timing import Row  # noqa: E402
 from world import Stage, World, end, local_stage  # noqa: E402
 
 BURN = """\
@@ -66,10 +67,10 @@ def main() -> None:
         finally:
             end(started)
     for row in rows:
-        print(*row)
+        print(row)
 
 
-def measure(stage: Stage, rounds: int, keep: Path | None) -> list[tuple[str, str, str, str]]:
+def measure(stage: Stage, rounds: int, keep: Path | None) -> list[Row]:
     """The rows of the last lines; see the module."""
     documents: dict[str, Any] = {"status": stage.json("status")}
     told = documents["status"]["hosts"][0]["gpus"]
@@ -91,15 +92,11 @@ def measure(stage: Stage, rounds: int, keep: Path | None) -> list[tuple[str, str
     came = [reason for reason in documents["guard"]["reasons"] if "GPU" in reason]
     print(f"steps/s beside status, of those without: pairs {spread}")
     return [
-        row("steps_beside_status", f"{ratio:.3f}", "0.97", ratio >= 0.97),
-        row("receipt_of_evaluation", receipt["verdict"], "undisturbed", receipt["verdict"] == "undisturbed"),
-        row("evaluation_on_gpu_stopped", "yes" if "nvidia" in stopped else "no", "yes", "nvidia" in stopped),
-        row("neighbour_on_gpu_told", "yes" if came else "no", "yes", bool(came)),
+        Row("steps_beside_status", f"{ratio:.3f}", "0.97", ratio >= 0.97),
+        Row("receipt_of_evaluation", receipt["verdict"], "undisturbed", receipt["verdict"] == "undisturbed"),
+        Row("evaluation_on_gpu_stopped", "yes" if "nvidia" in stopped else "no", "yes", "nvidia" in stopped),
+        Row("neighbour_on_gpu_told", "yes" if came else "no", "yes", bool(came)),
     ]
-
-
-def row(name: str, value: str, goal: str, ok: bool) -> tuple[str, str, str, str]:
-    return name, value, goal, "ok" if ok else "short"
 
 
 def paces(stage: Stage, rounds: int) -> tuple[float, str]:

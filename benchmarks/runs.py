@@ -110,6 +110,8 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
                 secrets={},
                 windows=[],
                 beside=None,
+                origin="",
+                source=None,
                 timeouts=inventory.timeouts,
             )
         assert run.state == "running", run
