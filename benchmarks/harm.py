@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neighbours import (
@@ -44,6 +44,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts")]
 
 from conftest import TestHosts  # noqa: E402
+from timing import Row, at_most, no_less  # noqa: E402
 from tracing import offences, processes, traced  # noqa: E402
 
 WHOLE = 3_750_000_000
@@ -116,12 +117,7 @@ class Bench:
         )
 
 
-def goal(name: str, value: float, wanted: float, *, most: bool = False) -> str:
-    met = value <= wanted if most else value >= wanted
-    return f"{name} {value:.3g} {wanted:g} {'ok' if met else 'short'}"
-
-
-def while_orch_works(bench: Bench) -> list[str]:
+def while_orch_works(bench: Bench) -> list[Row]:
     """status, checkpoints and shipping, with scp and plain nice beside them."""
     hosts, again = bench.hosts, f"while :; do {bench.scp()}; done"
     nice = shlex.join(["nice", "-n", "19", "sh", "-c", again])
@@ -157,10 +153,10 @@ def while_orch_works(bench: Bench) -> list[str]:
             print(f"  {moved:.1f} MB/s while it went", flush=True)
             hosts.sh("eval", "rm -rf /root/orch /root/copy")
     return [
-        goal("wait_while_status_and_checkpoints", found["looks"].wait, 0.03, most=True),
-        goal("wait_while_shipping_direct", found["direct"].wait, 0.03, most=True),
-        goal("steps_while_status_and_checkpoints", found["looks"].ratio, 0.97),
-        goal("steps_while_shipping_direct", found["direct"].ratio, 0.97),
+        at_most("wait_while_status_and_checkpoints", found["looks"].wait, 0.03),
+        at_most("wait_while_shipping_direct", found["direct"].wait, 0.03),
+        no_less("steps_while_status_and_checkpoints", found["looks"].ratio, 0.97),
+        no_less("steps_while_shipping_direct", found["direct"].ratio, 0.97),
     ]
 
 
@@ -180,7 +176,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def forced(bench: Bench) -> list[str]:
+def forced(bench: Bench) -> list[Row]:
     """An evaluation on the training host, as many threads as there are cores, beside a training that has them all."""
     hosts, everywhere = bench.hosts, listed(EVERY)
     pin(pids_of(hosts, "train"), EVERY)
@@ -199,7 +195,7 @@ def forced(bench: Bench) -> list[str]:
             held = alternate(training, neighbour, bench.rounds, bench.seconds)
             if not neighbour.others():
                 print(hosts.sh("train", "cat /root/forced/orch/runs/*/exit.json").stdout)
-    return [goal("steps_beside_forced_evaluation", held.ratio, 0.9)]
+    return [no_less("steps_beside_forced_evaluation", held.ratio, 0.9)]
 
 
 @contextmanager
@@ -214,7 +210,7 @@ def ending(neighbour: Neighbour) -> Iterator[Neighbour]:
         wait_for(lambda: not neighbour.others(), 10, f"the end of the {neighbour.name}")
 
 
-def pages(bench: Bench) -> list[str]:
+def pages(bench: Bench) -> list[Row]:
     """Pages of a data loader that a shipment drives out of a box whose memory holds not both."""
     hosts, (checkpoint, data, memory) = bench.hosts, EVICTING
     size = (checkpoint + data) * 5 // 4 // 2**20
@@ -243,8 +239,8 @@ def pages(bench: Bench) -> list[str]:
     sh("train", "rm /root/image")
     proof = "" if lost["scp"] > 0.1 else " (scp evicts little here, so this proves nothing)"
     print(f"evicted by scp {lost['scp']:.3f}, by orch {lost['orch']:.3f}{proof}")
-    lines = [goal("loader_pages_evicted_by_shipping", lost["orch"], 0.01, most=True)]
-    return lines if not proof else [lines[0].rpartition(" ")[0] + " short"]
+    row = at_most("loader_pages_evicted_by_shipping", lost["orch"], 0.01)
+    return [replace(row, reached=False) if proof else row]
 
 
 def cached(hosts: TestHosts, path: str) -> int:
@@ -252,7 +248,7 @@ def cached(hosts: TestHosts, path: str) -> int:
     return int(hosts.sh("train", f"fincore -b -n -o RES {path}").stdout or 0)
 
 
-def trace(bench: Bench) -> list[str]:
+def trace(bench: Bench) -> list[Row]:
     """Promise 1, by a system-call trace of the training box's sshd while every kind of command is typed."""
     hosts = bench.hosts
     make_checkpoint(hosts.state / "train" / "fs" / "p" / "root" / "tiny" / "step_1" / "checkpoint.pt", 20_000_000)
@@ -271,7 +267,7 @@ def trace(bench: Bench) -> list[str]:
     written = [line for line in found if line not in signals and line not in made]
     nothing = len(mine) < 5
     return [
-        goal(name, len(lines) + nothing, 0, most=True)
+        at_most(name, len(lines) + nothing, 0)
         for name, lines in (("files_written", written), ("files_created", made), ("signals_sent", signals))
     ]
 
@@ -319,7 +315,7 @@ def measure(bench: Bench, size: int, rows: list[str]) -> None:
     home = bench.hosts.state / "train" / "fs" / "p" / "root"
     bench.project.mkdir()
     (bench.project / "hosts.yaml").write_text(INVENTORY.format(python=sys.executable))
-    if "work" in rows:
+    if {"work", "trace"} & set(rows):
         make_checkpoint(home / "bench" / "step_1" / "checkpoint.pt", size)
     else:
         (home / "bench").mkdir()
@@ -330,7 +326,7 @@ def measure(bench: Bench, size: int, rows: list[str]) -> None:
     known = {"work": while_orch_works, "forced": forced, "pages": pages, "trace": trace}
     lines = [line for row in rows for line in known[row](bench)]
     print(f"load {os.getloadavg()[0]:.1f} at the end")
-    print("\n".join(lines))
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ HOSTS = ROOT / "tests" / "hosts"
 sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
+from timing import Row, at_most, no_less  # noqa: E402
 
 from orchestrator.actions import staging  # noqa: E402
 from orchestrator.model import Checkpoint, Host, Job, Timeouts, TransferName  # noqa: E402
@@ -124,12 +125,7 @@ class Bench:
         return "ssh -i /root/bench-key -o BatchMode=yes -o UserKnownHostsFile=/root/bench-known"
 
 
-def goal(name: str, value: float, wanted: float, *, most: bool = False) -> str:
-    met = value <= wanted if most else value >= wanted
-    return f"{name} {value:.3g} {wanted:g} {'ok' if met else 'short'}"
-
-
-def against(bench: Bench, rounds: int) -> list[str]:
+def against(bench: Bench, rounds: int) -> list[Row]:
     """orch beside what one would type, in turn."""
     whole, model = f"{bench.root}/step_1/checkpoint.pt", "/root/bench-model.safetensors"
     eval_host, gcm = "root@eval", "-c aes128-gcm@openssh.com"
@@ -152,12 +148,12 @@ def against(bench: Bench, rounds: int) -> list[str]:
         what: statistics.median(a / b for a, b in zip(s, seconds["orch"], strict=True)) for what, s in seconds.items()
     }
     return [
-        goal("whole_scp_against_orch", ratio["scp, whole file"], 6),
-        goal("whole_rsync_against_orch", ratio["rsync -a, whole file"], 6),
-        goal("same_bytes_cat_ssh_hashed_against_orch", ratio["the same, hashed at both ends"], 0.8),
-        goal("same_bytes_cat_ssh_unhashed_against_orch", ratio["cat | ssh gcm, model"], 0.8),
-        goal("same_bytes_scp_against_orch", ratio["scp, model"], 1.3),
-        goal("same_bytes_rsync_against_orch", ratio["rsync -a, model"], 1.3),
+        no_less("whole_scp_against_orch", ratio["scp, whole file"], 6),
+        no_less("whole_rsync_against_orch", ratio["rsync -a, whole file"], 6),
+        no_less("same_bytes_cat_ssh_hashed_against_orch", ratio["the same, hashed at both ends"], 0.8),
+        no_less("same_bytes_cat_ssh_unhashed_against_orch", ratio["cat | ssh gcm, model"], 0.8),
+        no_less("same_bytes_scp_against_orch", ratio["scp, model"], 1.3),
+        no_less("same_bytes_rsync_against_orch", ratio["rsync -a, model"], 1.3),
     ]
 
 
@@ -177,7 +173,7 @@ def rounds_of(commands: dict[str, Callable[[], float]], rounds: int, until: floa
     return seconds
 
 
-def over_a_wan(bench: Bench, wanproxy: Path, rounds: int) -> list[str]:
+def over_a_wan(bench: Bench, wanproxy: Path, rounds: int) -> list[Row]:
     """RTT 80 ms, 100 MB/s, by a proxy on the training box's own address."""
     here = bench.hosts.address("train")
     there = f"{bench.hosts.address('eval')}:22"
@@ -211,10 +207,10 @@ def over_a_wan(bench: Bench, wanproxy: Path, rounds: int) -> list[str]:
         os.environ["ORCH_SSH_CONFIG"] = direct_config
     print(f"connections at 80 ms: {lanes}")
     pairs = zip(seconds["cat | ssh gcm, 80 ms"], seconds["orch, 80 ms"], strict=True)
-    return [goal("wan_one_stream_against_orch", statistics.median(a / b for a, b in pairs), 2.5)]
+    return [no_less("wan_one_stream_against_orch", statistics.median(a / b for a, b in pairs), 2.5)]
 
 
-def what_it_costs(bench: Bench) -> list[str]:
+def what_it_costs(bench: Bench) -> list[Row]:
     """Bytes on the wire, memory and page cache at the source, bytes written there; from a real file system, cold."""
     sh = bench.hosts.sh
     size = (bench.model * WHOLE // MODEL) * 5 // 4 // 2**20
@@ -233,10 +229,10 @@ def what_it_costs(bench: Bench) -> list[str]:
     print(f"bytes of the model {account['bytes']}, on the evaluation box's wire {crossed}")
     print(f"source: memory {seen['VmHWM']} kB, page cache left {left} B, write_bytes {seen['write_bytes']}")
     return [
-        goal("bytes_crossing_by_model", crossed / account["bytes"], 1.02, most=True),
-        goal("source_memory_mb", seen["VmHWM"] / 1000, 64, most=True),
-        goal("source_page_cache_left_mb", left / 1e6, 8, most=True),
-        goal("source_bytes_written", seen["write_bytes"], 0, most=True),
+        at_most("bytes_crossing_by_model", crossed / account["bytes"], 1.02),
+        at_most("source_memory_mb", seen["VmHWM"] / 1000, 64),
+        at_most("source_page_cache_left_mb", left / 1e6, 8),
+        at_most("source_bytes_written", seen["write_bytes"], 0),
     ]
 
 
@@ -267,7 +263,7 @@ def watched(bench: Bench) -> Iterator[dict[str, int]]:
     watching.join()
 
 
-def resumes(bench: Bench) -> list[str]:
+def resumes(bench: Bench) -> list[Row]:
     """Cut at half, then the same again: bytes beyond the missing ones, in chunks."""
     bench.forget()
     kept = 0
@@ -285,7 +281,7 @@ def resumes(bench: Bench) -> list[str]:
     _, account, _ = bench.ship()
     again = account["sent"]["bytes"] - (account["bytes"] - kept)
     print(f"resumed: {account['sent']['bytes']} sent of {account['bytes']}, {kept} had been reported")
-    return [goal("resume_chunks_sent_twice", again / CHUNK, 2, most=True)]
+    return [at_most("resume_chunks_sent_twice", again / CHUNK, 2)]
 
 
 def main() -> None:
@@ -339,7 +335,7 @@ def measure(bench: Bench, whole: int, rounds: int) -> None:
         *resumes(bench),
     ]
     print(f"load {os.getloadavg()[0]:.1f} at the end")
-    print("\n".join(lines))
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":

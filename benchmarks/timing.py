@@ -37,6 +37,11 @@ def at_most(name: str, value: float, goal: float) -> Row:
     return Row(name, f"{value:.3g}", f"{goal:g}", value <= goal)
 
 
+def no_less(name: str, value: float, goal: float) -> Row:
+    """A share that is kept, or a ratio of a rival to us: the more the better."""
+    return Row(name, f"{value:.3g}", f"{goal:g}", value >= goal)
+
+
 def not_measured(name: str, goal: str) -> Row:
     """A goal that couldn't be measured here is not reached."""
     return Row(name, "not_measured", goal, reached=False)
