@@ -13,9 +13,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "browser")]
 import answers_live  # noqa: E402
 import chromium  # noqa: E402
 import made_up  # noqa: E402
-from timing import Row, at_most  # noqa: E402
+from timing import Measure, Row, at_most, in_turn, told  # noqa: E402
 
 RUNS = 10_000
 CHECKPOINTS = 200
@@ -52,21 +52,8 @@ class Bench:
 
     def seconds(self, what: str, run: Callable[[], object]) -> float:
         """Median time of a call; the first warms the page cache and does not count."""
-        spent = []
-        for turn in range(self.rounds + 1):
-            began = time.perf_counter()
-            run()
-            if turn:
-                spent.append(time.perf_counter() - began)
-        return told(what, spent)
 
-
-def told(what: str, spent: list[float]) -> float:
-    """Print the spread, return the median."""
-    middle = statistics.median(spent)
-    least, most = min(spent) * 1000, max(spent) * 1000
-    print(f"{what:<46} median {middle * 1000:5.0f} ms  ({least:.0f} to {most:.0f}, n {len(spent)})")
-    return middle
+        return statistics.median(in_turn({what: partial(Measure().seconds, run)}, self.rounds)[what])
 
 
 def full_ledger(bench: Bench) -> Iterator[Row]:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "story")]
@@ -25,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "
 import runs_sync  # noqa: E402
 from conftest import TestHosts  # noqa: E402
 from small import COMMAND, RESULT, Small, wait_until  # noqa: E402
-from timing import Row, at_most  # noqa: E402
+from timing import Measure, Row, at_most  # noqa: E402
 
 TICK = os.sysconf("SC_CLK_TCK")
 LAUNCH_GOAL, CORE_GOAL, GROWTH_GOAL = 2.0, 5.0, 2 << 20
@@ -121,8 +120,8 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
     ssh = ["ssh", "-F", os.environ["ORCH_SSH_CONFIG"], "--", "root@eval", "true"]
     ratios, times = [], []
     for number in range(max(4, int(seconds / 4))):
-        twice = _timed(lambda: [subprocess.run(ssh, check=True) for _ in range(2)])
-        once = _timed(lambda number=number: launch(number))  # type: ignore[misc]
+        twice = Measure().seconds(lambda: [subprocess.run(ssh, check=True) for _ in range(2)])
+        once = Measure().seconds(lambda number=number: launch(number))  # type: ignore[misc]
         boxes.orch("cancel", started[-1], "--grace", "1")
         if number:  # the first warms caches
             times.append((once, twice))
@@ -130,12 +129,6 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
     launch_s, ssh_s = (statistics.median(column) for column in zip(*times, strict=True))
     print(f"launch {launch_s * 1000:.0f} ms, ssh true twice {ssh_s * 1000:.0f} ms (medians, n {len(times)})")
     return [at_most("launch_against_ssh_twice", statistics.median(ratios), LAUNCH_GOAL)]
-
-
-def _timed(act: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 def log_rows(boxes: Small, seconds: float) -> list[Row]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,7 @@ class Measure:
 
     def alternate(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
         """Seconds of each work in each round; a round before them warms up."""
-        found: dict[str, list[float]] = {name: [] for name in works}
-        for turn in range(rounds + 1):
-            for name, work in works.items():
-                spent = self.seconds(work)
-                if turn:
-                    found[name].append(spent)
-        return found
+        return alternating({name: partial(self.seconds, work) for name, work in works.items()}, rounds)
 
 
 def ratio(over: list[float], under: list[float], factor: float = 1.0) -> float:
@@ -88,21 +83,32 @@ def command_seconds(command: list[str], environment: dict[str, str], cwd: Path, 
     return time.perf_counter() - began
 
 
-def in_turn(
+def alternating(
     works: dict[str, Callable[[], float]], rounds: int, before: Callable[[int], object] = lambda turn: None
 ) -> dict[str, list[float]]:
-    """Seconds that each work says it took, alternating, with the spread printed; a round before those warms up.
-
-    `before` is called with the round's number before each work.
-    """
-    seconds: dict[str, list[float]] = {what: [] for what in works}
+    """What each work gives in each round; a round before them warms up. `before` hears the round's number each time."""
+    found: dict[str, list[float]] = {what: [] for what in works}
     for turn in range(rounds + 1):
         for what, work in works.items():
             before(turn)
-            spent = work()
+            given = work()
             if turn:
-                seconds[what].append(spent)
-    for what, spent_s in seconds.items():
-        low, middle, high = min(spent_s), statistics.median(spent_s), max(spent_s)
-        print(f"{what:<44} median {1000 * middle:6.0f} ms  ({1000 * low:.0f} to {1000 * high:.0f}, n {rounds})")
+                found[what].append(given)
+    return found
+
+
+def in_turn(
+    works: dict[str, Callable[[], float]], rounds: int, before: Callable[[int], object] = lambda turn: None
+) -> dict[str, list[float]]:
+    """`alternating` works that say how many seconds they took, with the spread of each printed."""
+    seconds = alternating(works, rounds, before)
+    for what, spent in seconds.items():
+        told(what, spent)
     return seconds
+
+
+def told(what: str, seconds: list[float]) -> float:
+    """Print the spread, return the median."""
+    low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+    print(f"{what:<46} median {1000 * middle:6.0f} ms  ({1000 * low:.0f} to {1000 * high:.0f}, n {len(seconds)})")
+    return middle
