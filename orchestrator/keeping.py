@@ -13,17 +13,26 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "orch"
 
 
-def keep(place: Path, content: bytes) -> None:
+def cache_folder() -> Path:
+    """ORCH_HOME/cache, else XDG_CACHE_HOME/orch, else ~/.cache/orch."""
+    if home := os.environ.get("ORCH_HOME"):
+        return Path(home) / "cache"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (folder if folder.is_absolute() else Path.home() / ".cache") / "orch"
+
+
+def keep(place: Path, content: bytes, mode: int = 0o666) -> None:
     """As `write_whole`, in a folder of the user's own that is made where there is none."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(place, content)
+    write_whole(place, content, mode)
 
 
-def write_whole(place: Path, content: bytes) -> None:
+def write_whole(place: Path, content: bytes, mode: int = 0o666) -> None:
     """Write beside, then rename: who reads sees the old file or the new one, and never half. Raises OSError."""
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(content)
         temporary.replace(place)
     except OSError:
         temporary.unlink(missing_ok=True)

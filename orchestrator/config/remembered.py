@@ -18,19 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
+from orchestrator.keeping import cache_folder, keep
 
 KEPT = 64
 """files; the newest ones"""
 LARGEST = 4_000_000
 """bytes"""
-
-
-def cache_folder() -> Path:
-    """ORCH_HOME/cache, else XDG_CACHE_HOME/orch, else ~/.cache/orch."""
-    if home := os.environ.get("ORCH_HOME"):
-        return Path(home) / "cache"
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    return (folder if folder.is_absolute() else Path.home() / ".cache") / "orch"
 
 
 def settings(
@@ -79,18 +72,11 @@ def _kept(place: Path, mark: str) -> dict[str, Any] | None:
 
 
 def _keep(place: Path, mark: str, found: dict[str, Any]) -> None:
+    document = {"mark": mark, "sum": _sum(mark, found), "holds": found}
     with suppress(OSError):  # no home, a full disk: the next call reads the file again
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        others = sorted(place.parent.iterdir(), key=lambda other: other.stat().st_mtime)
-        for other in others[: -KEPT + 1]:
-            other.unlink()
-        temporary = place.with_name(f".{place.name}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump({"mark": mark, "sum": _sum(mark, found), "holds": found}, file)
-            temporary.replace(place)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        keep(place, json.dumps(document).encode(), 0o600)
+        for oldest in sorted(place.parent.iterdir(), key=lambda other: other.stat().st_mtime)[:-KEPT]:
+            oldest.unlink()
 
 
 def _sum(mark: str, found: Any) -> str:
