@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paired import compare, difference, interval, needed_items
 
+from orchestrator.actions import comparison
+
 
 def measure(name, lengths, *, tree=(), hits=None):
     def rounds(values):
@@ -60,3 +62,10 @@ def test_the_interval_holds_the_mean_and_is_the_same_every_time(values):
     low, high = interval(values)
     assert low - 1e-9 <= sum(values) / len(values) <= high + 1e-9
     assert interval(values) == (low, high)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=40))
+def test_the_program_alone_and_orch_give_the_same_interval_and_need_the_same_prompts(values):
+    assert interval(values) == comparison.interval(values)
+    assert needed_items(values) == comparison.needed_items(values)
