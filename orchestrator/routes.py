@@ -14,6 +14,8 @@ WINDOW = 2_000_000
 LINK = 125e6
 """bytes a second that several connections together are meant to reach: a gigabit"""
 MOST_LANES = 8
+ONE_CORE = 300e6
+"""bytes a second below which one OpenSSH process, which uses one core, is no limit"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,13 @@ def choose(transfer: TransferName, ways: Ways, limit_rate: int | None) -> tuple[
 
 
 def lanes(rtt: float, limit_rate: int | None) -> int:
-    """Connections that fill a link with this round trip (s): each carries one window in it."""
+    """Connections that fill a link with this round trip (s): each carries one window in it.
+
+    At least two, on the shortest way too: while one stands still at a pipe, a disk or a core, the other goes on.
+    """
     rate = min(LINK, limit_rate or LINK)
-    return max(1, min(MOST_LANES, math.ceil(rate * rtt / WINDOW)))
+    least = 1 if limit_rate and limit_rate < ONE_CORE else 2
+    return max(least, min(MOST_LANES, math.ceil(rate * rtt / WINDOW)))
 
 
 def _keys(ways: Ways) -> str:

@@ -64,7 +64,14 @@ def test_boxes_that_do_not_reach_each_other_use_a_tunnel_unless_a_jump_host_is_b
 
 @pytest.mark.parametrize(
     ("rtt", "rate", "count"),
-    [(0.0003, None, 1), (0.016, None, 1), (0.08, None, 5), (0.3, None, 8), (0.08, 20_000_000, 1)],
+    [
+        (0.0003, None, 2),
+        (0.016, None, 2),
+        (0.08, None, 5),
+        (0.3, None, 8),
+        (0.08, 20_000_000, 1),
+        (0.0003, 20_000_000, 1),
+    ],
 )
 def test_connections_are_counted_by_what_one_carries_in_a_round_trip(rtt: float, rate: int | None, count: int) -> None:
     assert lanes(rtt, rate) == count
