@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from remote_payload.agent.incoming import Incoming
 from remote_payload.agent.inflow import Inflow
 
 FILES = {"config.json": b"{}", "shards/model-1.safetensors": b"a" * 300_000, "shards/model-2.safetensors": b""}
+
+
+TOOLS = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def question(workdir: Path, files: dict[str, bytes] | None = None) -> tuple[dict[str, Any], Line]:
@@ -249,6 +253,30 @@ def test_room_that_the_disk_can_not_promise_is_refused_before_a_byte_comes(tmp_p
         with pytest.raises(AgentError, match="the disk is full; 0 of 300002 bytes are kept"):
             staging.receive_answer(args, line)
         assert line.said == []
+
+
+@pytest.mark.full
+def test_a_quota_that_is_used_up_is_refused_before_a_byte_comes(tmp_path: Path) -> None:
+    """A real quota, of btrfs: kernels without one for ext4 or xfs are common where tests run."""
+    if shutil.which("mkfs.btrfs", path=TOOLS) is None:
+        pytest.skip("needs btrfs-progs, of which scripts/test --full as root installs what it needs")
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(300 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True, env={"PATH": TOOLS}, capture_output=True)
+    with small_disk(disk, "-o", "loop", str(image)):
+        home = disk / "home"
+        for command in (f"quota enable {disk}", f"subvolume create {home}", f"qgroup limit 1M {home}"):
+            subprocess.run(["btrfs", *command.split()], check=True, env={"PATH": TOOLS}, capture_output=True)
+        (home / "kept").write_bytes(b"kept")
+        args, line = shipment(home, {"model.safetensors": bytes(3 << 20)}, "id-1", 65536)
+        with pytest.raises(AgentError, match="the disk quota is used up; 0 of 3145728 bytes are kept") as raised:
+            staging.receive_answer(args, line)
+        assert raised.value.kind == "refused" and line.said == [] and (home / "kept").read_bytes() == b"kept"
+        subprocess.run(["btrfs", "qgroup", "limit", "none", str(home)], check=True, env={"PATH": TOOLS})
+        args, line = shipment(home, {"model.safetensors": bytes(3 << 20)}, "id-1", 65536)
+        assert Path(staging.receive_answer(args, line)["path"], "model.safetensors").stat().st_size == 3 << 20
 
 
 def test_the_room_for_inodes_is_counted(tmp_path: Path) -> None:
