@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import pickle
+import shlex
 import struct
 import subprocess
 import sys
@@ -324,6 +325,40 @@ def test_each_case_is_told_as_it_is_and_arrives_as_it_was(boxes: Boxes, project:
         assert {path.name for path in folder.iterdir()} == case.arrives | {"checkpoint.json"}
     for mark in MARKS:
         assert not boxes.inside("train", mark).exists() and not boxes.inside("eval", mark).exists()
+
+
+HUGE = """
+import sys, torch
+big = torch.zeros((1 << 32) + (1 << 20), dtype=torch.uint8)
+big[:4], big[-4:], big[1 << 32] = 1, 2, 3
+torch.save({"model": {"before": torch.arange(5), "big": big, "after": torch.arange(7)}, "step": 1}, sys.argv[1])
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_tensor_of_more_than_4_gib_arrives_as_it_was(boxes: Boxes, project: Path) -> None:
+    """A file and a record beyond what 32 bits count (zip64), and offsets beyond them."""
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 14e9:
+        pytest.skip("needs 14 GB of memory for the disks of both hosts")
+    for host, folder in (("train", "/root/cases/slow"), ("eval", "/root/orch")):
+        boxes.hosts.sh(host, f"mkdir -p {folder} && mount -t tmpfs -o size=5g tmpfs {folder}")
+    try:
+        path = "/root/cases/slow/step_1/checkpoint.pt"
+        boxes.hosts.sh("train", f"mkdir {Path(path).parent}")
+        assert in_background(boxes, f"{sys.executable} -c {shlex.quote(HUGE)} {path}").wait() == 0
+        latest = orch_checkpoints(project, "slow")["latest"]
+        assert latest["path"] == "step_1/checkpoint.pt" and latest["ship_bytes"] > 1 << 32
+        folder = shipped(boxes, "/root/cases/slow", latest)
+        with safetensors.safe_open(folder / "model.safetensors", "pt") as opened:
+            assert torch.equal(opened.get_tensor("before"), torch.arange(5))
+            assert torch.equal(opened.get_tensor("after"), torch.arange(7))
+            big = opened.get_slice("big")
+            assert big.get_shape() == [(1 << 32) + (1 << 20)]
+            ends = [big[:5], big[(1 << 32) - 1 : (1 << 32) + 2], big[-5:]]
+        assert [end.tolist() for end in ends] == [[1, 1, 1, 1, 0], [0, 3, 0], [0, 2, 2, 2, 2]]
+    finally:
+        for host, folder in (("train", "/root/cases/slow"), ("eval", "/root/orch")):
+            boxes.hosts.sh(host, f"umount {folder}")
 
 
 SLOW_WRITER = """
