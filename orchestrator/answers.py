@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.errors import TransferError
-from orchestrator.model import Candidate, Checkpoint, Digests, Harness, HarnessFacts, HarnessFile, Run, Scan
+from orchestrator.model import Candidate, Checkpoint, Harness, HarnessFacts, HarnessFile, Run, Scan
+from orchestrator.records import digests_of
 from remote_payload.agent import folder, manifest
 from remote_payload.agent.errors import AgentError
 
@@ -40,11 +41,6 @@ def read_scan(host: str, answer: Json) -> Scan:
         warnings=tuple(answer["warnings"]),
         tensors=found.get("tensors") if found else None,
     )
-
-
-def read_digests(row: Json) -> Digests:
-    """Digests as they cross the wire; what is not told is empty."""
-    return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
 
 
 def _checkpoint(host: str, root: str, row: Json) -> Checkpoint:
@@ -108,7 +104,7 @@ def read_run(host: str, row: Json) -> Run:
         run=row.get("run"),
         step=row["step"],
         state=row["state"],
-        digests=read_digests(row.get("digests") or {}),
+        digests=digests_of(row.get("digests") or {}),
         exit_code=row.get("exit_code"),
         signal=row.get("signal"),
         reason=row.get("reason") or "",

@@ -6,30 +6,41 @@ import atexit
 import gc
 import os
 import sys
+from importlib import import_module
 
 import click
 
 from orchestrator import __version__
-from orchestrator.commands.attach import attach, rerun
-from orchestrator.commands.call import leave_quietly
-from orchestrator.commands.checkpoints import checkpoints, clean
-from orchestrator.commands.eval_latest import eval_latest
-from orchestrator.commands.guard import guard
-from orchestrator.commands.ledger import ledger
-from orchestrator.commands.logs import logs
-from orchestrator.commands.preflight import preflight
-from orchestrator.commands.receipt import receipt
-from orchestrator.commands.report import report
-from orchestrator.commands.results import compare, results
-from orchestrator.commands.runs import cancel, runs
-from orchestrator.commands.schema import schema
-from orchestrator.commands.status import status
-from orchestrator.commands.sync_harness import sync_harness
-from orchestrator.commands.watch import watch
 from orchestrator.errors import ConfigError, Interrupted
 
+COMMANDS = {
+    **dict.fromkeys(("status", "preflight", "eval-latest", "watch", "sync-harness")),
+    **dict.fromkeys(("checkpoints", "clean"), "checkpoints"),
+    **dict.fromkeys(("runs", "cancel"), "runs"),
+    **dict.fromkeys(("attach", "rerun"), "attach"),
+    **dict.fromkeys(("results", "compare"), "results"),
+    **dict.fromkeys(("logs", "report", "ledger", "receipt", "guard", "schema")),
+}
+"""command -> its file in orchestrator/commands, where that has another name"""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class Commands(click.Group):
+    """Loads the command that is called and no other: all of them take as long as the ledger takes to answer."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Their names, in alphabetical order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """The command of that name, else None."""
+        if name not in COMMANDS:
+            return None
+        function = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"orchestrator.commands.{COMMANDS[name] or function}"), function)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="orch")
 def commands() -> None:
     """How good is the live training run right now?
@@ -40,15 +51,6 @@ def commands() -> None:
     # what imports make stays to the end: looking for garbage there costs a tenth of them, and as much again at the exit
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-
-
-for command in (
-    *(status, preflight, eval_latest, watch, sync_harness, checkpoints, clean),
-    *(runs, logs, attach, cancel, rerun),
-    *(results, compare, report, ledger),
-    *(receipt, guard, schema),
-):
-    commands.add_command(command)
 
 
 def main() -> None:
@@ -65,6 +67,8 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         status = Interrupted.code
     except BrokenPipeError:
+        from orchestrator.commands.call import leave_quietly
+
         leave_quietly()
     sys.exit(status)
 
@@ -74,5 +78,5 @@ def _tell_usage(error: click.ClickException) -> None:
     if "--json" in sys.argv:
         from orchestrator.reports.envelope import document, dumped
 
-        command = next((word for word in sys.argv[1:] if word in commands.commands), "")
+        command = next((word for word in sys.argv[1:] if word in COMMANDS), "")
         click.echo(dumped(document(command, {}, (), ConfigError(error.format_message()))))

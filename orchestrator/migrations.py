@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.model import Digests, Entry, Estimate
+from orchestrator.measured import Digests, Entry, Estimate
 from orchestrator.records import entry_of, from_document
 
 COLUMNS = (

@@ -10,14 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
+
+from orchestrator.measured import Difference as Difference
+from orchestrator.measured import Digests as Digests
+from orchestrator.measured import Entry as Entry
+from orchestrator.measured import Estimate as Estimate
+from orchestrator.measured import Receipt as Receipt
+from orchestrator.measured import Result as Result
+from orchestrator.measured import ResultRule as ResultRule
+from orchestrator.measured import TrainingVerdict as TrainingVerdict
+from orchestrator.measured import Verdict as Verdict
 
 Role = Literal["train", "eval"]
 TransportName = Literal["auto", "fabric", "openssh", "local"]
 RouteName = Literal["direct", "tunnel", "relay"]
 TransferName = Literal["auto", "direct", "tunnel", "relay"]
-Verdict = Literal["better", "worse", "no_difference"]
-TrainingVerdict = Literal["undisturbed", "changed", "ended", "not_observed"]
 RunState = Literal["queued", "running", "succeeded", "failed", "cancelled", "refused", "lost"]
 
 
@@ -141,20 +149,6 @@ class ValueSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultRule:
-    """How to read what a job wrote."""
-
-    file: str = "eval_results.json"
-    headline: str | None = None
-    """dotted path of the headline number in the result file"""
-    better: Literal["higher", "lower"] = "higher"
-    items: str | None = None
-    item_id: str = "id"
-    item_value: str | None = None
-    """dotted path of each item's value: what intervals and paired differences are computed from"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A recipe for evaluating a checkpoint: one file in jobs/. It names no host and is never an execution."""
 
@@ -170,7 +164,7 @@ class Job:
     model_key: str | None = None
     """which key of the file holds the model, where that can't be found"""
     env: Mapping[str, str | ValueSource] = field(default_factory=lambda: MappingProxyType({}))
-    result: ResultRule = ResultRule()
+    result: ResultRule = field(default_factory=ResultRule)
     limits: Limits = Limits()
     retries: int = 1
     """how often `orch watch` tries a failed evaluation again"""
@@ -213,16 +207,6 @@ class Harness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Digests:
-    """What made a result."""
-
-    checkpoint: str
-    harness: str
-    job: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One execution of a Job on a Host for a Checkpoint: one folder on the host, one id."""
 
@@ -260,104 +244,6 @@ class Run:
     def how_it_ended(self) -> str:
         """Its reason, else what its process ended with."""
         return self.reason or (f"exit {self.exit_code}" if self.exit_code is not None else f"signal {self.signal}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """The training process before, during and after, and the verdict."""
-
-    verdict: TrainingVerdict
-    reasons: tuple[str, ...]
-    windows: tuple[Mapping[str, Any], ...]
-    limits: tuple[str, ...]
-    hosts: tuple[Mapping[str, Any], ...] = ()
-    """{host, verdict, reasons} of each training host"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number and, where the items allow one, its 95% interval."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a Run measured, with the digests of all that made it and the receipt of the training it was taken from."""
-
-    id: str
-    run: str
-    """name of the training run"""
-    job: str
-    host: str
-    step: int
-    headline_name: str
-    headline: Estimate | None
-    baseline: Estimate | None
-    verdict: Verdict | None
-    digests: Digests
-    receipt: Receipt
-    source: Mapping[str, object] | None
-    """the git state of the training's source tree"""
-    origin: str
-    """host and folder that the checkpoint comes from: what tells runs of one name in two projects apart"""
-    file: str
-    """name of the result file in `folder`"""
-    ended_at: str
-    folder: Path
-    """the laptop's copy of the run's small files"""
-    rule: ResultRule = ResultRule()
-    """how the result file is read: where its items are, and which way is better"""
-    versions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """of orch, and of the libraries that the result file names"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One line of the ledger: what tables, curves and comparisons need of a Result, without opening its document."""
-
-    id: str
-    host: str
-    run: str
-    job: str
-    origin: str
-    step: int
-    ended_at: str
-    headline_name: str
-    better: Literal["higher", "lower"]
-    headline: Estimate | None
-    baseline: Estimate | None
-    verdict: Verdict | None
-    """against the baseline"""
-    receipt: str
-    """its verdict"""
-    digests: Digests
-
-    @property
-    def series(self) -> tuple[str, str, str, str]:
-        """Equal for results that form one curve: of one training run and job, measured by one headline."""
-        return self.run, self.origin, self.job, self.headline_name
-
-    def same_measure(self, other: Entry) -> bool:
-        """Whether both were measured by the same harness on the same data."""
-        ours, theirs = self.digests, other.digests
-        return (ours.harness, ours.data) == (theirs.harness, theirs.data)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A paired difference over the items that two results share."""
-
-    items: int
-    """shared ones"""
-    estimate: Estimate | None
-    """mean of ours minus theirs; without items that of the headlines, which has no interval"""
-    verdict: Verdict | None
-    """None: too few shared items to tell"""
-    needed_items: int | None
-    """how many would show a difference of this size, where none is shown"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

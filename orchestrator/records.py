@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orchestrator.errors import OrchError, Refused
-from orchestrator.model import Digests, Entry, Estimate, Receipt, Result, ResultRule
+from orchestrator.measured import Digests, Entry, Estimate, Receipt, Result, ResultRule
 
 FILE = "orch-result.json"
 """the last file that is written into a run's folder on this computer"""
@@ -89,6 +89,11 @@ def rule_of(document: Mapping[str, Any]) -> ResultRule:
     known = {name: value for name, value in _known(ResultRule, document).items() if isinstance(value, str)}
     better: Literal["higher", "lower"] = "lower" if known.pop("better", "") == "lower" else "higher"
     return ResultRule(**known, better=better)
+
+
+def digests_of(row: Mapping[str, Any]) -> Digests:
+    """Digests as they cross the wire; what is not told is empty."""
+    return Digests(**{name: str(row.get(name) or "") for name in ("checkpoint", "harness", "job", "data")})
 
 
 def _known(noun: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "remote_payload" / "agent"
 # a layer may import itself (but see `actions`) and what stands below it
 BELOW = [
-    "model errors clock keeping amounts",
+    "measured errors clock keeping amounts",
     "records",
     "migrations",
-    "windows",
+    "model windows",
     "measures",
     "merging needs taken config answers plan receipts routes ssh",
     "actions",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
-from orchestrator.model import Difference, Estimate, ResultRule, Verdict
+from orchestrator.measured import Difference, Estimate, ResultRule, Verdict
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

@@ -7,12 +7,15 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import migrations, records
 from orchestrator.errors import OrchError, Refused
 from orchestrator.keeping import is_plain, keep, state_folder
-from orchestrator.model import Entry, Host, Result, TrainingRun
+from orchestrator.measured import Entry, Result
+
+if TYPE_CHECKING:
+    from orchestrator.model import Host, TrainingRun
 
 SCHEMA = migrations.SCHEMA
 FILE = "ledger.sqlite3"

@@ -9,7 +9,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -140,6 +139,8 @@ def _tell(error: OrchError) -> None:
 
 
 def _bug(bug: Exception) -> OrchError:
+    import traceback
+
     from orchestrator.keeping import state_folder
 
     trace = "".join(traceback.format_exception(bug))

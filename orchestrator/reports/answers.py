@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.model import Digests, Entry, Estimate
+from orchestrator.measured import Digests, Entry, Estimate
 from orchestrator.reports.curve import sparkline
 from orchestrator.reports.envelope import Document, digests_body, estimate_body
 from orchestrator.reports.text import figure, interval, shown

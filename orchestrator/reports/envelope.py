@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.model import Digests, Estimate
+from orchestrator.measured import Digests, Estimate
 
 SCHEMA = 1
 Document = dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.amounts import count
-from orchestrator.model import Estimate
+from orchestrator.measured import Estimate
 
 LIMIT = 200
 """characters of one piece of foreign text in a table"""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from orchestrator.actions import comparison
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import ConfigError, OrchError, Refused
-from orchestrator.model import Difference, Entry, Estimate, Result, Verdict
+from orchestrator.measured import Difference, Entry, Estimate, Result, Verdict
 from orchestrator.workflows import reading
 
 BASELINE = "baseline"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__, records, windows
-from orchestrator.actions import comparison, training
-from orchestrator.answers import Json, read_digests
+from orchestrator.actions import comparison
 from orchestrator.clock import utc_now
 from orchestrator.errors import EvaluationFailed, Refused
-from orchestrator.model import Receipt, Result, ResultRule
+from orchestrator.measured import Receipt, Result, ResultRule
 
+Json = Mapping[str, Any]
 Read = Callable[[str], bytes | None]
 """a file of a run folder by its name; None where there is none"""
 SPEC_SCHEMA = 1
@@ -44,6 +44,8 @@ def spec_of(read: Read) -> Json | None:
 
 def windows_of(spec: Json) -> list[dict[str, Any]]:
     """Those from before the run began. Its files lie on a box where others may write: a damaged one tells nothing."""
+    from orchestrator.actions import training  # brings all of a conversation with a host, and comparing needs none
+
     kept = spec.get("windows", [])
     lost = training.window("ship", "a damaged spec.json", None, None)
     return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
@@ -80,7 +82,7 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
         headline=comparison.headline(document, rule),
         baseline=comparison.headline(baseline, rule) if isinstance(baseline, dict) else None,
         verdict=comparison.paired(ours, theirs, rule.better).verdict,
-        digests=read_digests(digests if isinstance(digests, dict) else {}),
+        digests=records.digests_of(digests if isinstance(digests, dict) else {}),
         receipt=receipt,
         source=spec.get("source"),
         origin=str(spec.get("origin") or ""),

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import ConfigError
-from orchestrator.model import Entry
+from orchestrator.measured import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
