@@ -65,6 +65,7 @@ def full_ledger(bench: Bench) -> Iterator[Row]:
     for name, words in (
         ("results_s", ("results",)),
         ("results_json_s", ("results", "--json")),
+        ("results_csv_s", ("results", "--csv")),
         ("results_run_json_s", ("results", "run-7", "--json")),
         ("compare_s", ("compare", "latest", "baseline", "--run", "dflash")),
     ):

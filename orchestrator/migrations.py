@@ -8,17 +8,12 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
-from typing import Any
 
 from orchestrator.errors import OrchError
-from orchestrator.measured import Digests, Entry, Estimate
+from orchestrator.measured import Entry
 from orchestrator.records import entry_of, from_document
 
-COLUMNS = (
-    *("id", "host", "run", "job", "origin", "step", "ended_at", "headline_name", "better"),
-    *("value", "low", "high", "base_value", "base_low", "base_high", "verdict", "receipt"),
-    *("checkpoint", "harness", "job_digest", "data"),
-)
+COLUMNS = Entry._fields
 INSERT = f"INSERT OR REPLACE INTO results ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -64,46 +59,30 @@ def _columns(index: sqlite3.Connection) -> None:
     index.execute("DROP TABLE documents")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_whole_documents, _columns)
+def _by_curve(index: sqlite3.Connection) -> None:
+    """Lines lie in the order in which they are asked for: curve by curve, by step, then time."""
+    columns = ", ".join(COLUMNS)
+    index.execute("ALTER TABLE results RENAME TO unordered")
+    index.execute(
+        "CREATE TABLE results (id TEXT NOT NULL, host TEXT NOT NULL, run TEXT NOT NULL, job TEXT NOT NULL, "
+        "origin TEXT NOT NULL, step INTEGER NOT NULL, ended_at TEXT NOT NULL, headline_name TEXT NOT NULL, "
+        "better TEXT NOT NULL, value REAL, low REAL, high REAL, base_value REAL, base_low REAL, base_high REAL, "
+        "verdict TEXT, receipt TEXT NOT NULL, checkpoint TEXT NOT NULL, harness TEXT NOT NULL, "
+        "job_digest TEXT NOT NULL, data TEXT NOT NULL, UNIQUE (id, host), "
+        "PRIMARY KEY (run, origin, job, headline_name, step, ended_at, id, host)) WITHOUT ROWID"
+    )
+    index.execute(f"INSERT INTO results ({columns}) SELECT {columns} FROM unordered")
+    index.execute("DROP TABLE unordered")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_whole_documents, _columns, _by_curve)
 SCHEMA = len(MIGRATIONS)
 
 
 def row_of(entry: Entry) -> tuple[object, ...]:
-    """An entry as the values of COLUMNS."""
-    ours, base = entry.headline, entry.baseline
-    values = (
-        *(entry.id, entry.host, entry.run, entry.job, entry.origin, entry.step, entry.ended_at),
-        *(entry.headline_name, entry.better),
-        *((ours.value, ours.low, ours.high) if ours else (None, None, None)),
-        *((base.value, base.low, base.high) if base else (None, None, None)),
-        *(entry.verdict, entry.receipt, entry.digests.checkpoint, entry.digests.harness),
-        *(entry.digests.job, entry.digests.data),
-    )
-    return tuple(_storable(value) if isinstance(value, str) else value for value in values)
+    """An entry as values of COLUMNS, without half characters, which JSON from a host may hold and SQLite may not."""
+    return tuple(_storable(value) if isinstance(value, str) else value for value in entry)
 
 
 def _storable(text: str) -> str:
-    """Half characters, which JSON from a host may hold and SQLite may not, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def entry_from(row: tuple[Any, ...]) -> Entry:
-    """An entry from the values of COLUMNS."""
-    (id, host, run, job, origin, step, ended, name, better, value, low, high, base, base_low, base_high, *rest) = row
-    verdict, receipt, checkpoint, harness, job_digest, data = rest
-    return Entry(
-        id=id,
-        host=host,
-        run=run,
-        job=job,
-        origin=origin,
-        step=step,
-        ended_at=ended,
-        headline_name=name,
-        better=better,
-        headline=None if value is None else Estimate(value=value, low=low, high=high),
-        baseline=None if base is None else Estimate(value=base, low=base_low, high=base_high),
-        verdict=verdict,
-        receipt=receipt,
-        digests=Digests(checkpoint=checkpoint, harness=harness, job=job_digest, data=data),
-    )

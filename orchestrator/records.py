@@ -104,6 +104,7 @@ def _known(noun: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
 
 def entry_of(result: Result) -> Entry:
     """The line of the ledger that a result makes."""
+    ours, base, digests = result.headline, result.baseline, result.digests
     return Entry(
         id=result.id,
         host=result.host,
@@ -114,9 +115,16 @@ def entry_of(result: Result) -> Entry:
         ended_at=result.ended_at,
         headline_name=result.headline_name,
         better=result.rule.better,
-        headline=result.headline,
-        baseline=result.baseline,
+        value=ours.value if ours else None,
+        low=ours.low if ours else None,
+        high=ours.high if ours else None,
+        base_value=base.value if base else None,
+        base_low=base.low if base else None,
+        base_high=base.high if base else None,
         verdict=result.verdict,
         receipt=result.receipt.verdict,
-        digests=result.digests,
+        checkpoint=digests.checkpoint,
+        harness=digests.harness,
+        job_digest=digests.job,
+        data=digests.data,
     )

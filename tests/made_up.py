@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator import records
 from orchestrator.actions.ledger import Ledger
-from orchestrator.model import Digests, Entry, Estimate, Receipt, Result, ResultRule
+from orchestrator.model import Entry, Receipt, Result, ResultRule
 from orchestrator.workflows import reading
 
 RULE = ResultRule(headline="acceptance_length.walk_macro", items="prompts", item_value="acceptance_length")
@@ -145,11 +145,18 @@ def fill_index(home: Path, results: int, runs: int) -> None:
                 ended_at=f"2026-10-{1 + number % 28:02d}T00:00:00Z",
                 headline_name=str(RULE.headline),
                 better="higher",
-                headline=Estimate(value=value, low=value - 0.1, high=value + 0.1),
-                baseline=Estimate(value=BASELINE, low=BASELINE - 0.1, high=BASELINE + 0.1),
+                value=value,
+                low=value - 0.1,
+                high=value + 0.1,
+                base_value=BASELINE,
+                base_low=BASELINE - 0.1,
+                base_high=BASELINE + 0.1,
                 verdict="no_difference",
                 receipt="undisturbed",
-                digests=Digests(checkpoint=digest(index), harness=digest("h"), job=digest("j"), data=digest("d")),
+                checkpoint=digest(index),
+                harness=digest("h"),
+                job_digest=digest("j"),
+                data=digest("d"),
             )
         )
     with Ledger(home) as ledger:

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 SCHEMA = migrations.SCHEMA
 FILE = "ledger.sqlite3"
 _COLUMNS = ", ".join(migrations.COLUMNS)
-_SERIES = "run, origin, job, headline_name"
+_KEYS = ("run", "origin", "job", "headline_name")
+_SERIES = ", ".join(_KEYS)
 _ORDER = f"{_SERIES}, step, ended_at, id"
-_FROM_THE_END = f"row_number() OVER (PARTITION BY {_SERIES} ORDER BY step DESC, ended_at DESC, id DESC)"
-_WANTED = "(?1 IS NULL OR run = ?1) AND (?2 IS NULL OR origin = ?2) AND (?3 IS NULL OR job = ?3)"
+_NEWEST = (
+    f"SELECT {_COLUMNS} FROM results WHERE {' AND '.join(f'{key} = ?' for key in _KEYS)} "
+    "ORDER BY step DESC, ended_at DESC, id DESC LIMIT ?"
+)
 
 
 def origin_of(train: Host, run: TrainingRun) -> str:
@@ -156,23 +159,28 @@ class Ledger:
 
         With `last`, the newest so many of each curve.
         """
-        source = "results" if last is None else f"(SELECT *, {_FROM_THE_END} AS back FROM results)"
-        found = f"SELECT {_COLUMNS} FROM {source} WHERE {_WANTED}" + ("" if last is None else " AND back <= ?4")
-        arguments = (run, origin, job) if last is None else (run, origin, job, last)
-        return list(map(migrations.entry_from, self._rows(f"{found} ORDER BY {_ORDER}", arguments)))
+        which, given = _which(run=run, origin=origin, job=job)
+        if last is None:
+            rows = self._rows(f"SELECT {_COLUMNS} FROM results {which} ORDER BY {_ORDER}", given)
+        else:
+            series = self._rows(f"SELECT DISTINCT {_SERIES} FROM results {which} ORDER BY {_SERIES}", given)
+            rows = [row for one in series for row in reversed(self._rows(_NEWEST, (*one, last)))]
+        return list(map(Entry._make, rows))
 
     def curves(self, run: str | None = None) -> dict[tuple[str, ...], list[tuple[int, float | None]]]:
         """Series (as Entry.series) -> (step, headline) of all its results, in the order of `entries`."""
-        query = f"SELECT {_SERIES}, step, value FROM results WHERE ?1 IS NULL OR run = ?1 ORDER BY {_ORDER}"
+        which, given = _which(run=run)
         found: dict[tuple[str, ...], list[tuple[int, float | None]]] = {}
-        for *series, step, value in self._rows(query, (run,)):
+        for *series, step, value in self._rows(
+            f"SELECT {_SERIES}, step, value FROM results {which} ORDER BY {_ORDER}", given
+        ):
             found.setdefault(tuple(series), []).append((step, value))
         return found
 
     def with_prefix(self, prefix: str) -> list[Entry]:
         """Lines whose run id begins so; the whole id finds that one alone. At most 10."""
         query = f"SELECT {_COLUMNS} FROM results WHERE substr(id, 1, ?2) = ?1 ORDER BY id != ?1, id LIMIT 10"
-        found = list(map(migrations.entry_from, self._rows(query, (prefix, len(prefix)))))
+        found = list(map(Entry._make, self._rows(query, (prefix, len(prefix)))))
         return [entry for entry in found if entry.id == prefix] or found
 
     def runs(self) -> list[str]:
@@ -197,6 +205,12 @@ class Ledger:
             folder = self.folder_of(host, run_id)
             raise OrchError(f"{folder} has no result any more", hint="orch ledger rebuild lists what is left")
         return found
+
+
+def _which(**wanted: str | None) -> tuple[str, tuple[str, ...]]:
+    """Column -> value as SQL, with its arguments; a value of None leaves its column open."""
+    given = {column: value for column, value in wanted.items() if value is not None}
+    return ("WHERE " if given else "") + " AND ".join(f"{column} = ?" for column in given), tuple(given.values())
 
 
 def _keeps_nothing(folder: Path, error: Exception) -> Refused:

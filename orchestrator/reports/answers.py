@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from json.encoder import encode_basestring_ascii as quoted
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.measured import Digests, Entry, Estimate
+from orchestrator.measured import Entry, Estimate
 from orchestrator.reports.curve import sparkline
-from orchestrator.reports.envelope import Document, digests_body, estimate_body
-from orchestrator.reports.text import figure, interval, shown
+from orchestrator.reports.envelope import Document, Written, digests_body, estimate_body
+from orchestrator.reports.text import LIMIT, figure, interval, shown
 
 if TYPE_CHECKING:
     from orchestrator.workflows.compare import CompareReport, Side
@@ -27,27 +29,40 @@ WORDS = {"no_difference": "no difference shown", None: "-"}
 # -- results -------------------------------------------------------------------------------------------------------
 
 
+ROW = (
+    '{"id": %s, "run": %s, "job": %s, "host": %s, "origin": %s, "step": %d, "headline": %s, "baseline": %s, '
+    '"verdict": %s, "digests": {"checkpoint": %s, "harness": %s, "job": %s, "data": %s}, "receipt": %s, "ended_at": %s}'
+)
+"""a result as JSON; filled in, it is there in a third of the time that `json` takes for it"""
+
+
 def results_body(found: Sequence[Series]) -> Document:
     """CONTRACT's `results`."""
-    return {"results": [_row(entry) for series in found for entry in series.entries]}
+    return {"results": Written(_row(entry) for series in found for entry in series.entries)}
 
 
-def _row(entry: Entry) -> Document:
-    headline = estimate_body(entry.headline)
-    return {
-        "id": entry.id,
-        "run": entry.run,
-        "job": entry.job,
-        "host": entry.host,
-        "origin": entry.origin,
-        "step": entry.step,
-        "headline": {"name": entry.headline_name, **headline} if headline else None,
-        "baseline": estimate_body(entry.baseline),
-        "verdict": entry.verdict,
-        "digests": digests_body(entry.digests),
-        "receipt": entry.receipt,
-        "ended_at": entry.ended_at,
-    }
+def _row(entry: Entry) -> str:
+    (id, host, run, job, origin, step, ended, name, _, value, low, high, base, base_low, base_high, *rest) = entry
+    verdict, receipt, checkpoint, harness, job_digest, data = map(_text, rest)
+    return ROW % (
+        *(quoted(id), quoted(run), quoted(job), quoted(host), quoted(origin), step),
+        "null" if value is None else f'{{"name": {quoted(name)}, {_numbers(value, low, high)}}}',
+        "null" if base is None else f"{{{_numbers(base, base_low, base_high)}}}",
+        *(verdict, checkpoint, harness, job_digest, data, receipt, quoted(ended)),
+    )
+
+
+def _numbers(value: float, low: float | None, high: float | None) -> str:
+    """The inside of CONTRACT's {value, low, high}."""
+    return f'"value": {_number(value)}, "low": {_number(low)}, "high": {_number(high)}'
+
+
+def _text(value: str | None) -> str:
+    return "null" if value is None else quoted(value)
+
+
+def _number(value: float | None) -> str:
+    return "null" if value is None or not isfinite(value) else repr(value)
 
 
 RESULT_COLUMNS = (
@@ -62,12 +77,10 @@ def results_csv(found: Sequence[Series]) -> str:
 
 
 def _cells(entry: Entry) -> list[object]:
-    ours, digests = entry.headline, entry.digests
     return [
         *(entry.id, entry.run, entry.job, entry.host, entry.step, entry.headline_name),
-        *((ours.value, ours.low, ours.high) if ours else (None, None, None)),
-        *(entry.baseline.value if entry.baseline else None, entry.verdict, entry.receipt),
-        *(digests.checkpoint, digests.harness, digests.job, digests.data, entry.ended_at),
+        *(entry.value, entry.low, entry.high, entry.base_value, entry.verdict, entry.receipt),
+        *(entry.checkpoint, entry.harness, entry.job_digest, entry.data, entry.ended_at),
     ]
 
 
@@ -98,7 +111,7 @@ def _curve(series: Series, *, unicode: bool) -> Iterator[str]:
 
 
 def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:
-    mark = "" if entry.same_measure(latest) else "other " + _what_differs(entry.digests, latest.digests)
+    mark = "" if entry.same_measure(latest) else "other " + _what_differs(entry, latest)
     return (
         str(entry.step),
         figure(entry.headline),
@@ -112,7 +125,7 @@ def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:
     )
 
 
-def _what_differs(one: Digests, other: Digests) -> str:
+def _what_differs(one: Entry, other: Entry) -> str:
     return " and ".join(name for name in ("harness", "data") if getattr(one, name) != getattr(other, name))
 
 
@@ -212,4 +225,6 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def _inert(text: str) -> str:
     """Text that no spreadsheet takes for a formula: one that begins as such gets an apostrophe in front."""
+    if text.isalnum() and len(text) <= LIMIT:
+        return text
     return ("'" if text.startswith(("=", "+", "-", "@")) else "") + shown(text)

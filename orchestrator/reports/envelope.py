@@ -29,12 +29,25 @@ def document(
     return whole
 
 
+class Written(list[str]):
+    """A list in a document whose items are JSON already."""
+
+
 def dumped(whole: Document) -> str:
     """One line of JSON, with null for NaN and infinity, which JSON does not have."""
+    pieces = ["{"]
+    for name, value in whole.items():
+        pieces += [", " if len(pieces) > 1 else "", json.dumps(name), ": ", _json(value)]
+    return "".join([*pieces, "}"])
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, Written):
+        return f"[{', '.join(value)}]"
     try:
-        return json.dumps(whole, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(whole))
+        return json.dumps(_finite(value))
 
 
 def _finite(value: Any) -> Any:

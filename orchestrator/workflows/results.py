@@ -42,7 +42,7 @@ def results(run: str | None, last: int | None = None) -> tuple[Series, ...]:
     found = []
     for series, group in groupby(entries, key=lambda entry: entry.series):
         mine = tuple(group)
-        points = curves.get(series) or [(one.step, one.headline.value if one.headline else None) for one in mine]
+        points = curves.get(series) or [(one.step, one.value) for one in mine]
         values = tuple(value for _, value in points if value is not None)
         found.append(Series(entries=mine, values=values, count=len(points), first_step=points[0][0]))
     return tuple(found)

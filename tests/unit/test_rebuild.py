@@ -175,6 +175,22 @@ def test_an_index_of_every_earlier_version_is_brought_up_to_date(tmp_path: Path)
     assert table(home) == rebuilt
 
 
+def test_an_index_of_the_version_before_keeps_its_lines(tmp_path: Path) -> None:
+    made_up.fill_run(tmp_path, 2)
+    with Ledger(tmp_path) as ledger:
+        lines = ledger.entries()
+    (tmp_path / "ledger.sqlite3").unlink()
+    index = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    with index:
+        for migration in migrations.MIGRATIONS[:2]:
+            migration(index)
+        index.execute("PRAGMA user_version = 2")
+        index.executemany(migrations.INSERT, map(migrations.row_of, lines))
+    index.close()
+    with Ledger(tmp_path) as ledger:
+        assert ledger.entries() == lines and len(lines) == 2
+
+
 def test_a_run_of_which_only_half_came_home_is_brought_again(tmp_path: Path) -> None:
     box, home = tmp_path / "box", tmp_path / "state"
     run_id = on_host(box, 500, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import made_up
 import pytest
 
 from orchestrator.actions.ledger import Ledger
+from orchestrator.measured import Entry
+from orchestrator.reports import answers
+from orchestrator.reports.envelope import document, dumped
 from orchestrator.reports.schema import document_schema
+from orchestrator.workflows.results import Series
 
 ROOT = Path(__file__).parents[2]
 Typed = subprocess.CompletedProcess[str]
@@ -53,6 +58,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # -- results -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 0.1 + 0.2, 3.0, -1e308, math.inf, math.nan])
+@pytest.mark.parametrize("text", ["plain", 'a "quoted" %s {name} \\ \n', "Ünïcode \u2028 \U0001f600"])
+def test_a_row_of_results_is_the_json_of_its_line(value: float | None, text: str) -> None:
+    rest = {"step": 7, "verdict": None, "value": value, "low": None, "high": value, "base_value": None}
+    entry = Entry(**{**dict.fromkeys(Entry._fields, text), **rest})
+    series = Series(entries=(entry, entry), values=(), count=2, first_step=7)
+    found = json.loads(dumped(document("results", answers.results_body([series]))))
+    number = value if value is not None and math.isfinite(value) else None
+    digests = dict.fromkeys(("checkpoint", "harness", "job", "data"), text)
+    row = {**dict.fromkeys(("id", "run", "job", "host", "origin", "receipt", "ended_at"), text), "step": 7}
+    headline = None if value is None else {"name": text, "value": number, "low": None, "high": number}
+    assert (
+        found["results"] == [{**row, "headline": headline, "baseline": None, "verdict": None, "digests": digests}] * 2
+    )
 
 
 def test_results_shows_the_curve_and_marks_what_another_harness_measured(home: Path) -> None:
