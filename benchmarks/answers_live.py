@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -27,6 +26,7 @@ HOSTS = ROOT / "tests" / "hosts"
 sys.path[:0] = [str(ROOT), str(HOSTS)]
 
 from conftest import TestHosts  # noqa: E402
+from rivals import rivals  # noqa: E402
 from timing import Row, at_most, command_seconds, in_turn  # noqa: E402
 
 ORCH = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
@@ -148,11 +148,15 @@ def far_away(bench: Bench) -> Iterator[Path]:
 
 
 def status_of_fifty(bench: Bench, rounds: int = 3) -> Row:
-    """Against fabric's own group with `python3 -c pass`, in the same run; ansible and pyinfra beside it."""
+    """Against fabric's own group with `python3 -c pass`, in the same run; ansible and pyinfra beside it.
+
+    Those two run twice: at first without a connection, then ansible with those that it keeps for a minute.
+    """
     project = bench.folder / "fifty"
     project.mkdir()
     with many_sshd(bench.folder / "sshd") as (config, key, ports):
-        rows = "".join(f"  h{number}: {{roles: [eval]}}\n" for number in range(len(ports)))
+        hosts = [f"h{number}" for number in range(len(ports))]
+        rows = "".join(f"  {host}: {{roles: [eval]}}\n" for host in hosts)
         (project / "hosts.yaml").write_text(f"hosts:\n{rows}")
         environment = bench.variables(config)
         told = json.dumps(["root", str(key), ports])
@@ -163,12 +167,13 @@ def status_of_fifty(bench: Bench, rounds: int = 3) -> Row:
             ),
         }
         seconds = in_turn(commands, rounds)
-        for name, command in rivals(project, config, key, ports):
+        for rival in rivals(project, config, key, hosts):
+            about = {**environment, **rival.environment}
             try:
-                spent = min(_seconds(command, environment, project) for _ in range(2))
-                print(f"{name:<44} best of 2 {spent:5.2f} s")
+                cold, warm = (_seconds(rival.command, about, project) for _ in range(2))
+                print(f"{rival.name}, python3 -c pass".ljust(46), f"{cold:5.2f} s, again {warm:5.2f} s")
             except (SystemExit, subprocess.TimeoutExpired) as error:
-                print(f"{name}: {str(error)[:500]}")
+                print(f"{rival.name} failed: {str(error)[-500:]}")
     ours, theirs = (statistics.median(spent) for spent in seconds.values())
     return at_most("status_of_50_against_a_fabric_group", ours / theirs, 2)
 
@@ -205,31 +210,6 @@ def many_sshd(folder: Path) -> Iterator[tuple[Path, Path, list[int]]]:
         config.write_text("\n".join(words) + "\n")
         time.sleep(2)
         yield config, folder / "id", ports
-
-
-def rivals(folder: Path, config: Path, key: Path, ports: list[int]) -> Iterator[tuple[str, list[str]]]:
-    """ansible and pyinfra on the same hosts, where the extra `bench` is installed."""
-    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    options = f"-F {config}"
-    if ansible := shutil.which("ansible", path=beside):
-        inventory = folder / "ansible.ini"
-        common = f"ansible_host=127.0.0.1 ansible_user=root ansible_ssh_common_args='{options}'"
-        common += " ansible_python_interpreter=/usr/bin/python3"
-        inventory.write_text("".join(f"h{i} ansible_port={port} {common}\n" for i, port in enumerate(ports)))
-        words = [ansible, "-i", str(inventory), "all", "-f", str(MANY)]
-        yield "ansible -m raw, python3 -c pass", [*words, "-m", "raw", "-a", "python3 -c pass"]
-        yield "ansible -m command, python3 -c pass", [*words, "-m", "command", "-a", "python3 -c pass"]
-    else:
-        print("ansible is not installed: pip install 'orch[bench]'")
-    if pyinfra := shutil.which("pyinfra", path=beside):
-        inventory = folder / "fleet.py"
-        about = {"ssh_user": "root", "ssh_key": str(key), "ssh_known_hosts_file": str(config.parent / "known")}
-        rows = [(f"h{i}", {**about, "ssh_hostname": "127.0.0.1", "ssh_port": port}) for i, port in enumerate(ports)]
-        inventory.write_text(f"fleet = {rows!r}\n")
-        words = [pyinfra, "-y", "--parallel", str(MANY), str(inventory), "exec", "--", "python3", "-c", "pass"]
-        yield "pyinfra exec, python3 -c pass", words
-    else:
-        print("pyinfra is not installed: pip install 'orch[bench]'")
 
 
 # -- orch watch, idle ----------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ class Host:
     """whether a shipment may put a key that opens one command into this user's authorized_keys for its time"""
     keep_free: int | None = None
     """bytes of an evaluation host's disk that a shipment leaves free; None: a small reserve"""
+    keep_staged: int | None = None
+    """how many checkpoints a watch leaves on an evaluation host of those that it has evaluated; None: all"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

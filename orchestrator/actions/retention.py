@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.answers import Json
 from orchestrator.model import Host, Staged, Timeouts
 from orchestrator.ssh.agent import ask
@@ -17,6 +19,15 @@ def staged(connection: Connection, host: Host, timeouts: Timeouts) -> tuple[Stag
 def clean(connection: Connection, host: Host, keep: int, timeouts: Timeouts, *, dry_run: bool) -> tuple[Staged, ...]:
     """Remove all but the newest `keep` and what runs use; each row says whether it went, or why it stays."""
     args = {"workdir": host.workdir, "keep": keep, "dry_run": dry_run}
+    answer = ask(connection, host, "clean", args, role="eval", timeouts=timeouts)
+    return tuple(_staged(host, row) for row in answer["staged"])
+
+
+def clean_among(
+    connection: Connection, host: Host, keep: int, identities: Sequence[str], timeouts: Timeouts
+) -> tuple[Staged, ...]:
+    """As `clean`, as if only the checkpoints of these identities lay there, the newest last."""
+    args = {"workdir": host.workdir, "keep": keep, "among": list(identities)}
     answer = ask(connection, host, "clean", args, role="eval", timeouts=timeouts)
     return tuple(_staged(host, row) for row in answer["staged"])
 

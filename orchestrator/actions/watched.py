@@ -106,6 +106,12 @@ class Memory:
         keep(self._file, json.dumps(document, indent=1).encode())
 
 
+def waiting(folder: Path) -> frozenset[str]:
+    """Identities of the checkpoints that any watch of this computer has still to evaluate. Raises OrchError."""
+    memories = [Memory(file) for file in (folder / "watch").glob("*.json")]
+    return frozenset(item.checkpoint.identity for memory in memories for item in memory.items(*PENDING))
+
+
 def name_of(run: str, job: str, origin: str) -> str:
     """A file name for the watch of one run by one job; `origin` tells runs of one name in two projects apart."""
     digest = hashlib.sha256(json.dumps([run, job, origin]).encode("utf-8")).hexdigest()

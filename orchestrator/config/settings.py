@@ -74,6 +74,9 @@ class HostSettings(Settings, title="a mapping such as {roles: [train]}"):
         "no: a shipment never touches this user's authorized_keys, and goes through this computer. Default: yes."
     )
     keep_free: kinds.Size | None = optional("What a shipment leaves free on this host's disk, such as 10GiB.")
+    keep_staged: Count | None = optional(
+        "How many checkpoints orch watch leaves on this host of those that it has evaluated, the newest. Default: all."
+    )
 
     @model_validator(mode="after")
     def _fits_its_transport(self) -> HostSettings:

@@ -204,7 +204,7 @@ WITH_RESULT = {
 EVALUATED: tuple[Schema, Schema] = ({"plan": maybe(PLAN)}, WITH_RESULT)
 EVENTS = (
     *("watching", "training", "found", "already", "gone", "torn", "staged", "launched", "result", "retry", "failed"),
-    *("refused", "lost", "back", "warning", "ended"),
+    *("cleaned", "refused", "lost", "back", "warning", "ended"),
 )
 """what `watch` tells, an object a line"""
 

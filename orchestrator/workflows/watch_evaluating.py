@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from orchestrator import config
-from orchestrator.actions import runs
+from orchestrator.actions import retention, runs, watched
 from orchestrator.actions.runs import Reading
 from orchestrator.actions.watched import Watched
 from orchestrator.answers import Json
@@ -19,6 +19,7 @@ from orchestrator.errors import (
     OrchError,
     Refused,
 )
+from orchestrator.keeping import state_folder
 from orchestrator.model import Run
 from orchestrator.workflows.acting import launch, plan_for, sync
 from orchestrator.workflows.collecting import collect
@@ -124,12 +125,39 @@ class Evaluating:
         )
         self._watch.tell(event)
         self._watch.memory.put(item, state="evaluated")
+        self._make_room()
 
     def _failed(self, item: Watched, run: Run | None, why: str, *, again: bool) -> None:
         text = f"step {item.step}: {why}{'; trying it again' if again else ''}"
         self._tell("retry" if again else "failed", item, text, run)
         changes = {"state": "staged", "run": ""} if again else {"state": "failed"}
         self._watch.memory.put(item, failures=item.failures + 1, **changes)
+        if not again:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Remove what `keep_staged` lets go: of what this watch is done with, and nobody here has still to evaluate."""
+        host, connections = self._scene.evaluate, self._watch.connections
+        if host.keep_staged is None:
+            return
+        done = self._watch.memory.items("evaluated", "failed")
+        mine = {
+            item.checkpoint.identity: item.step for item in done if item.run or item.failures
+        }  # evaluated by a watch
+        try:
+            waiting = watched.waiting(state_folder())
+            may_go = [identity for identity in mine if identity not in waiting]
+            timeouts = self._scene.inventory.timeouts
+            rows = retention.clean_among(connections.to(host), host, host.keep_staged, may_go, timeouts)
+        except (HostUnreachable, HostKeyError):
+            raise  # what was left goes after the next evaluation
+        except OrchError as error:
+            self._watch.tell(Event(kind="warning", text=f"nothing was removed on {host.name}: {error.message}"))
+            return
+        if gone := sorted(mine[row.identity] for row in rows if row.removed):
+            steps = ", ".join(map(str, gone))
+            text = f"step {steps} removed from {host.name}, which keeps {host.keep_staged} (keep_staged)"
+            self._watch.tell(Event(kind="cleaned", text=text, host=host.name))
 
     def _tell(self, kind: Kind, item: Watched, text: str, run: Run | None = None) -> None:
         self._watch.tell(Event(kind=kind, text=text, step=item.step, checkpoint=item.checkpoint, run=run))

@@ -26,6 +26,7 @@ Kind = Literal[
     "result",
     "retry",  # its evaluation failed, and is tried again
     "failed",  # its evaluation failed for good
+    "cleaned",  # evaluated checkpoints were removed from the evaluation host, as `keep_staged` says
     "refused",  # nothing can be launched or shipped at the moment, and why
     "lost",  # a box can't be reached
     "back",  # and now it can

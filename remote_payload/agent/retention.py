@@ -19,10 +19,17 @@ def staged_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 
 def clean_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
-    """args {"workdir", "keep", "dry_run"}. Removes what is staged but for the newest `keep`, what a run uses, and
-    shipments that may still go on. Answers {"staged": [row as above, with "removed" and "why"]}."""
+    """args {"workdir", "keep", "dry_run"?, "among"?: [identity], the newest last}.
+
+    Removes what is staged but for the newest `keep`, what a run uses, and shipments that may still go on; with `among`,
+    as if nothing else lay there. Answers {"staged": [row as above, with "removed" and "why"]}.
+    """
     workdir, left = str(args["workdir"]), int(args["keep"])
     rows = _rows(workdir)
+    if args.get("among") is not None:
+        age = {identity: place for place, identity in enumerate(reversed(args["among"]))}
+        rows = [row for row in rows if row["whole"] and row["identity"] in age]
+        rows.sort(key=lambda row: age[row["identity"]])
     for row in rows:
         if row["whole"]:
             row["why"] = _kept_because(row, left)

@@ -53,6 +53,33 @@ def test_new_checkpoints_are_evaluated_in_order_and_older_ones_only_when_asked_f
     assert world.measured() == [200, 300, 20, 100, 1000]
 
 
+def staged(world: WatchedWorld) -> list[int]:
+    """Steps of the checkpoints that lie on the evaluation host."""
+    records = (world.evaluate / "orch" / "checkpoints").glob("*/checkpoint.json")
+    return sorted(json.loads(record.read_text())["step"] for record in records)
+
+
+def test_of_evaluated_checkpoints_only_as_many_stay_as_the_host_keeps(make: Make) -> None:
+    world = make()
+    inventory = world.folder / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace("workdir: ~/orch", "workdir: ~/orch, keep_staged: 1"))
+    world.save(5)
+    assert world.orch("eval-latest", "r").returncode == 0  # not brought by a watch
+    for step in (10, 20, 30):
+        world.save(step)
+    (world.evaluate / "fails-20").touch()
+    job = world.folder / "jobs" / "j.yaml"
+    job.write_text(job.read_text() + "retries: 0\n")
+    watching = world.start("--backfill", "--until", "30")
+    assert watching.ended(90) == 8
+    assert world.measured() == [5, 10, 20, 30], "none went before it was evaluated"
+    assert staged(world) == [5, 30]
+    cleaned = [event["text"] for event in watching.events if event["event"] == "cleaned"]
+    assert [text.split(" removed")[0] for text in cleaned] == ["step 10", "step 20"]
+    for event in watching.events:
+        jsonschema.validate(event, document_schema("watch"))
+
+
 @pytest.mark.full
 def test_every_takes_multiples_of_a_step(make: Make) -> None:
     world = make()

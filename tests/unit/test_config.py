@@ -127,7 +127,7 @@ WRONG = {
         "hosts: {a: {roles: train, colour: red}}\n",
         [
             "hosts.yaml:1: hosts.a.colour: unknown key; known: ssh, roles, transport, python, workdir, root, limits,"
-            " one_use_keys, keep_free",
+            " one_use_keys, keep_free, keep_staged",
         ],
     ),
     "a missing key": (
