@@ -5,6 +5,8 @@ from __future__ import annotations
 _COUNTS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 _UNITS_1000 = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNITS_1024 = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+MANY = 1e6
+"""from which on a measured number is given by its power of ten"""
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -49,6 +51,11 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(seconds / HOUR)
     return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def decimal(number: float, sign: str = "") -> str:
+    """A measured number: `3.512`, from a million on `1.235e+06`; with the sign `+`, `+0.098`."""
+    return f"{number:{sign}.3f}" if abs(number) < MANY else f"{number:{sign}.4g}"
 
 
 def ago(seconds: float) -> str:

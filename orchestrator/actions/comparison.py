@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -51,7 +52,7 @@ def headline(document: Mapping[str, Any] | None, rule: ResultRule) -> Estimate |
     value = pick(document, rule.headline)
     if not is_number(value):
         return None
-    values = list(items(document, rule).values())
+    values = [one for _, one in _rows(document, rule)]
     if len(values) < 2:
         return Estimate(value=float(value))
     low, high = interval(values)
@@ -59,15 +60,31 @@ def headline(document: Mapping[str, Any] | None, rule: ResultRule) -> Estimate |
 
 
 def items(document: Mapping[str, Any] | None, rule: ResultRule) -> dict[str, float]:
-    """Item id -> value; empty where the job names no items, or none has a number."""
+    """Item id -> value of the items that can be paired: those whose id is theirs alone.
+
+    Empty where the job names no items, or none has a number.
+    """
+    rows = _rows(document, rule)
+    times = Counter(name for name, _ in rows)
+    return {name: value for name, value in rows if name is not None and times[name] == 1}
+
+
+def unpaired(document: Mapping[str, Any] | None, rule: ResultRule) -> int:
+    """How many measured items have no id, or one that another has too."""
+    return len(_rows(document, rule)) - len(items(document, rule))
+
+
+def _rows(document: Mapping[str, Any] | None, rule: ResultRule) -> list[tuple[str | None, float]]:
+    """(id, value) of all items with a number."""
     rows = pick(document, rule.items)
     if not isinstance(rows, list) or rule.item_value is None:
-        return {}
-    found = {}
+        return []
+    found = []
     for row in rows:
         value = pick(row, rule.item_value)
         if is_number(value) and abs(value) < LARGEST and isinstance(row, Mapping):
-            found[str(row.get(rule.item_id))] = float(value)
+            name = row.get(rule.item_id)
+            found.append((None if name is None else str(name), float(value)))
     return found
 
 

@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr. The only place that catches Orch
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from orchestrator.model import Drift, Inventory
     from orchestrator.ssh.choose import Connections
 
+PIPED = 200
+"""columns of a table that goes into a pipe, unless COLUMNS says otherwise"""
 BROKEN_PIPE = 141
 """exit code when the reader of stdout has gone: 128 + SIGPIPE, as shells show it"""
 
@@ -65,6 +68,15 @@ class Call:
 
             print_to(console(), what)
 
+    def said(self, errors: Sequence[OrchError]) -> OrchError:
+        """The first of the errors that a table held, to end with: without its message, where both go to a terminal."""
+        first = errors[0]
+        if self.as_json or not _is_terminal(sys.stdout) or any("\n" in error.message for error in errors):
+            return first
+        short = copy.copy(first)
+        short.message = f"no answer from {', '.join(error.host or 'a host' for error in errors)}, as said above"
+        return short
+
     def warn(self, warnings: Sequence[str]) -> None:
         self.warnings += warnings
         if not self.as_json:
@@ -80,11 +92,17 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     piped = stream is None or not stream.isatty()
-    return Console(stderr=stderr, soft_wrap=piped, width=200 if piped else None)
+    width = os.environ.get("COLUMNS", "")
+    wide = int(width) if width.isdecimal() and len(width) < 6 else 0
+    return Console(stderr=stderr, soft_wrap=piped, width=(wide or PIPED) if piped else None)
 
 
 def _on_a_terminal() -> bool:
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    return all(map(_is_terminal, (sys.stdin, sys.stderr)))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:

@@ -31,7 +31,7 @@ def runs(host: str | None, everything: bool, as_json: bool, verbose: int, invent
 
             call.show(runs_table(report, everything=everything))
         if report.unreachable:
-            raise report.unreachable[0]
+            raise call.said(report.unreachable)
 
 
 @click.command()

@@ -31,4 +31,4 @@ def status(run: str | None, as_json: bool, verbose: int, inventory: Path | None)
             call.show(status_table(report))
         call.warn(report.warnings)
         if report.unreachable:
-            raise report.unreachable[0]
+            raise call.said(report.unreachable)

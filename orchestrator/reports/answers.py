@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orchestrator.amounts import decimal
 from orchestrator.measured import Entry, Estimate
 from orchestrator.reports.curve import sparkline
 from orchestrator.reports.envelope import Document, Written, digests_body, estimate_body
@@ -107,7 +108,7 @@ def _curve(series: Series, *, unicode: bool) -> Iterator[str]:
     if len(values) > 1:
         line = sparkline(values, unicode=unicode)
         steps = f"step {series.first_step} to {series.latest.step}"
-        yield f"{line}  {min(values):.3f} to {max(values):.3f}, {steps}"
+        yield f"{line}  {decimal(min(values))} to {decimal(max(values))}, {steps}"
 
 
 def _table_row(entry: Entry, latest: Entry) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import TypeGuard
 
+from orchestrator.amounts import decimal
 from orchestrator.reports import plot
 from orchestrator.reports.plot import Frame, Pair
 from orchestrator.reports.text import shown
@@ -58,7 +59,7 @@ def _curve(report: Report, summary: str, size: tuple[str, int, int]) -> str:
     if len(fair) <= width // 12:
         parts.append(plot.dots(frame, [_at(point) for point in fair], "ours"))
     if fair:
-        labels.append((_at(fair[-1])[1], f"{_at(fair[-1])[1]:.3f}", "ours"))
+        labels.append((_at(fair[-1])[1], decimal(_at(fair[-1])[1]), "ours"))
     parts.append(plot.end_labels(frame, labels))
     return _svg(frame, f"curve {name}", summary, "".join(parts), cursor=True)
 
@@ -175,7 +176,7 @@ def _trees(report: Report, size: tuple[str, int, int]) -> str:
         if stretches:
             labels.append((stretches[-1][-1][1], name, kind))
     parts.append(plot.end_labels(frame, labels))
-    latest = ", ".join(f"budget {budget}: {length:.3f}" for budget, length in fair[-1].ours.trees.items())
+    latest = ", ".join(f"budget {budget}: {decimal(length)}" for budget, length in fair[-1].ours.trees.items())
     return _svg(frame, f"trees {kind_of_size}", f"At step {fair[-1].entry.step}: {latest}", "".join(parts), cursor=True)
 
 

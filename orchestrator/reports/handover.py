@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.amounts import decimal
 from orchestrator.reports.curve import sparkline
 from orchestrator.reports.text import measured, shown
 from orchestrator.workflows.report import Report
@@ -32,7 +33,7 @@ def _lines(report: Report) -> Iterator[str]:
     values = [point.entry.headline.value for point in report.points if point.comparable and point.entry.headline]
     if len(values) > 1:
         yield ""
-        yield f"`{sparkline(values)}` {min(values):.3f} to {max(values):.3f} over {len(values)} results"
+        yield f"`{sparkline(values)}` {decimal(min(values))} to {decimal(max(values))} over {len(values)} results"
     if report.against:
         yield ""
         yield "| the latest against | difference | items | verdict |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+from orchestrator.amounts import decimal
 from orchestrator.model import Estimate
 from orchestrator.reports.text import shown
 
@@ -28,7 +29,7 @@ def span(estimate: Estimate | None, *, signed: bool = False) -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     sign = "+" if signed else ""
-    return f"{estimate.low:{sign}.3f} to {estimate.high:{sign}.3f}"
+    return f"{decimal(estimate.low, sign)} to {decimal(estimate.high, sign)}"
 
 
 def badge(word: str | None) -> str:

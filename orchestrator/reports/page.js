@@ -5,7 +5,8 @@
   const points = data.points;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const one = (id) => document.getElementById(id);
-  const fixed = (value, digits = 3) => (value == null ? "-" : value.toFixed(digits));
+  const fixed = (value, digits = 3) =>
+    value == null ? "-" : Math.abs(value) < 1e6 ? value.toFixed(digits) : value.toPrecision(4);
   const span = (low, high) => (low == null ? "" : ` [${fixed(low)}, ${fixed(high)}]`);
   const words = { better: "better than the baseline", worse: "worse than the baseline", no_difference: "no difference shown" };
 

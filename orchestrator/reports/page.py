@@ -11,6 +11,7 @@ import html
 from collections.abc import Sequence
 from importlib import resources
 
+from orchestrator.amounts import decimal
 from orchestrator.reports import charts
 from orchestrator.reports.markup import badge, safe, span
 from orchestrator.reports.page_data import data
@@ -89,7 +90,9 @@ def _tiles(report: Report) -> str:
         needed = f"<br>about {found.needed_items} items would settle it" if found.needed_items else ""
         said = badge(found.verdict)
         range_ = span(found.estimate, signed=True)
-        tiles.append(_tile(f"Against {safe(against.what)}", f"{found.estimate.value:+.3f}", f"{range_} {said}{needed}"))
+        tiles.append(
+            _tile(f"Against {safe(against.what)}", decimal(found.estimate.value, "+"), f"{range_} {said}{needed}")
+        )
     if best.step != latest.step:
         tiles.append(_tile("Best so far", figure(best.headline), f"step {best.step}"))
     undisturbed = sum(point.entry.receipt == "undisturbed" for point in report.points)
@@ -133,13 +136,13 @@ def spoken(report: Report) -> str:
     if latest.headline is None:
         return f"Step {latest.step} has no headline."
     range_ = span(latest.headline)
-    said = f"Step {latest.step}: {latest.headline.value:.3f}" + (f" ({range_})" if range_ else "")
+    said = f"Step {latest.step}: {decimal(latest.headline.value)}" + (f" ({range_})" if range_ else "")
     if latest.baseline is not None:
-        said += f", baseline {latest.baseline.value:.3f}"
+        said += f", baseline {decimal(latest.baseline.value)}"
         said += {"better": ": better", "worse": ": worse"}.get(latest.verdict or "", ": no difference shown")
     best = report.best.entry
     if best.headline is not None and best.step != latest.step:
-        said += f". Best: {best.headline.value:.3f} at step {best.step}"
+        said += f". Best: {decimal(best.headline.value)} at step {best.step}"
     return said + "."
 
 

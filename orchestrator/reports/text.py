@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.amounts import count
+from orchestrator.amounts import count, decimal
 from orchestrator.measured import Estimate
 
 LIMIT = 200
@@ -63,14 +63,14 @@ def rate(number: float, unit: str) -> str:
 
 def figure(estimate: Estimate | None, sign: str = "") -> str:
     """`3.512`; with the sign `+`, `+0.098`."""
-    return "-" if estimate is None else f"{estimate.value:{sign}.3f}"
+    return "-" if estimate is None else decimal(estimate.value, sign)
 
 
 def interval(estimate: Estimate | None, sign: str = "") -> str:
     """`[3.401, 3.623]`; nothing where there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+    return f"[{decimal(estimate.low, sign)}, {decimal(estimate.high, sign)}]"
 
 
 def measured(estimate: Estimate | None, sign: str = "") -> str:

@@ -66,7 +66,10 @@ def _compared(ours: Side, theirs: Side, differs: tuple[str, ...], ledger: Ledger
     items: list[dict[str, float]] = []
     for side in (ours, theirs):
         try:
-            items.append(_items(side, ledger.open(side.entry.host, side.entry.id)))
+            mine, alike = _items(side, ledger.open(side.entry.host, side.entry.id))
+            items.append(mine)
+            if alike:
+                warnings.append(f"{side.label}: {alike} items do not count: their result.item_id is not theirs alone")
         except (OrchError, OSError) as error:
             items.append({})
             warnings.append(f"{side.label}: its items can't be read: {error}")
@@ -79,10 +82,12 @@ def _compared(ours: Side, theirs: Side, differs: tuple[str, ...], ledger: Ledger
     return CompareReport(a=ours, b=theirs, difference=found, mixed=differs, warnings=tuple(warnings))
 
 
-def _items(side: Side, result: Result) -> dict[str, float]:
+def _items(side: Side, result: Result) -> tuple[dict[str, float], int]:
+    """Those that can be paired, and how many others there are."""
     content = reading.files_in(result.folder)(result.rule.file)
     document = reading.read_result(content, result.rule, f"jobs/{result.job}.yaml")
-    return comparison.items(document.get("baseline") if side.is_baseline else document, result.rule)
+    measured = document.get("baseline") if side.is_baseline else document
+    return comparison.items(measured, result.rule), comparison.unpaired(measured, result.rule)
 
 
 def _differs(ours: Entry, theirs: Entry) -> tuple[str, ...]:

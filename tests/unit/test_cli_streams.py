@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,32 @@ def test_a_closed_stream_is_no_failure(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, command)
     assert done.returncode == 0, done.stderr
     assert "unexpected" not in done.stderr
+
+
+def test_on_a_terminal_an_unreachable_host_is_told_once_and_in_a_file_the_message_stays(tmp_path: Path) -> None:
+    reason = "no sshd on that port"
+    told = f"{HOSTS.rstrip()[:-1]}, gone: {{ssh: root@127.0.0.1:9, roles: [eval]}}}}"
+    command = f"echo {shlex.quote(told)} > hosts.yaml; orch status"
+    apart = shell(tmp_path, f"{command} > /dev/null")
+    assert apart.returncode == 4 and apart.stderr.count(reason) == 1
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as seen:
+        own = {"PYTHONPATH": str(ROOT), "ORCH_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
+        words = [*shlex.split(ORCH), "status"]
+        typed = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, **own}, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # how Linux tells that the other end is closed
+            while piece := seen.read(65536):
+                text += piece
+        assert typed.wait(timeout=60) == 4
+    lines = text.decode().splitlines()
+    assert text.decode().count(reason) == 1 and "orch: no answer from gone, as said above" in lines
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_columns_says(tmp_path: Path) -> None:
+    narrow, wide = (shell(tmp_path, "orch status | cat", COLUMNS=width) for width in ("60", "oddly"))
+    assert max(map(len, narrow.stdout.splitlines())) <= 60 < max(map(len, wide.stdout.splitlines())) <= 200
 
 
 def test_a_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:

@@ -40,6 +40,14 @@ def test_what_is_no_number_is_no_headline_and_no_item() -> None:
         assert items({"rows": [{"id": 1, "value": value}]}, RULE) == {}
 
 
+def test_items_without_an_id_of_their_own_count_for_the_interval_and_are_not_paired() -> None:
+    rows = [{"id": name, "value": value} for name, value in (("a", 1.0), ("b", 2.0), ("b", 4.0), (None, 5.0))]
+    told: dict[str, Any] = {"score": {"mean": 3.0}, "rows": [*rows, {"value": 3.0}]}
+    assert items(told, RULE) == {"a": 1.0} and comparison.unpaired(told, RULE) == 4
+    found = headline(told, RULE)
+    assert found is not None and (found.low, found.high) == interval([1.0, 2.0, 4.0, 5.0, 3.0])
+
+
 def test_a_worse_set_is_found_worse_and_equal_ones_are_not_told_apart() -> None:
     generator = random.Random(1)
     base = {str(i): generator.gauss(4, 1) for i in range(40)}

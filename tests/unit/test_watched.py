@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.actions.watched import Memory, Watched, held, name_of
+from orchestrator.actions.watched import Memory, State, Watched, held, name_of, waiting
 from orchestrator.errors import AuthenticationFailed, HostUnreachable, OrchError, Refused
 from orchestrator.model import Checkpoint, Host
 from orchestrator.workflows.watch_scene import Event, Links, Wanted
@@ -37,6 +37,14 @@ def test_what_was_put_is_there_for_the_next_watch_in_the_order_of_steps(tmp_path
     assert [item.step for item in again.items()] == [20, 100]
     assert again.items("running") == memory.items("running")
     assert again.knows("i20") and not again.knows("old")
+
+
+def test_what_any_watch_has_still_to_evaluate_is_known(tmp_path: Path) -> None:
+    assert waiting(tmp_path) == frozenset()
+    states: tuple[State, ...] = ("seen", "staged", "running", "evaluated", "failed", "gone", "torn")
+    for step, state in enumerate(states):
+        Memory.of(tmp_path, f"watch-{step % 2}").put(Watched(checkpoint=checkpoint(step), state=state))
+    assert waiting(tmp_path) == {"i0", "i1", "i2"}
 
 
 def test_the_same_step_with_other_content_is_another_checkpoint(tmp_path: Path) -> None:
