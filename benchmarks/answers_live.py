@@ -33,6 +33,8 @@ ORCH = [sys.executable, "-c", "from orchestrator.cli import main; main()"]
 RTT_MS = 100
 MANY = 50
 FIRST_PORT = 24100
+PATIENT = "{dead: 60s, agent_dead: 60s}"
+"""fifty hosts on a few cores that others use too may all be silent for a while"""
 AGENTS = "pgrep -c -f -- '^[^ ]*python[^ ]* -I -S -B -c' || true"
 """counts orch's processes on a host"""
 INVENTORY = """\
@@ -157,7 +159,7 @@ def status_of_fifty(bench: Bench, rounds: int = 3) -> Row:
     with many_sshd(bench.folder / "sshd") as (config, key, ports):
         hosts = [f"h{number}" for number in range(len(ports))]
         rows = "".join(f"  {host}: {{roles: [eval]}}\n" for host in hosts)
-        (project / "hosts.yaml").write_text(f"hosts:\n{rows}")
+        (project / "hosts.yaml").write_text(f"timeouts: {PATIENT}\nhosts:\n{rows}")
         environment = bench.variables(config)
         told = json.dumps(["root", str(key), ports])
         commands: dict[str, Callable[[], float]] = {
