@@ -75,9 +75,9 @@ def streamed(folder, work, texts, layer_ids, chunk_tokens=2048, arithmetic="floa
     return [[taps[text, place] for place in range(len(layer_ids))] for text in range(len(texts))], chosen
 
 
-def in_memory(folder, texts, layer_ids):
+def in_memory(folder, texts, layer_ids, dtype=torch.float32):
     """The same by transformers, each text alone: raw outputs of the layers, and logits."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
     layers = model.base_model.layers if hasattr(model.base_model, "layers") else model.model.language_model.layers
     seen = {}
     for layer in layer_ids:
