@@ -90,7 +90,7 @@ def layers_of(folder: Path) -> int:
 
 def stream(decoder: Decoder, texts: Sequence[tuple[int, ...]], layers: tuple[int, ...], work: Path) -> None:
     reading = Reading(tuple(texts), layers, CHUNK, decoder.packed)
-    run = LayerRun(decoder, reading, 2, work, lambda *step: None)
+    run = LayerRun(decoder, reading, work, lambda *step: None)
     taps = {}
     run.run(decoder.num_layers - 1, lambda text, place, tap, durable: taps.update({(text, place): tap.clone()}))
     run.choose([range(len(text) // 4, len(text)) for text in texts])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Decoder:
         self._norm, self._model.norm = self._model.norm, nn.Identity()
         self._prefix = self._find_prefix()
         self._tried: set[tuple[str, ...]] = set()
+        self._dtype = torch.float32
         self._check_hands_on()
 
     @property
@@ -118,11 +120,12 @@ class Decoder:
 
     @contextmanager
     def loaded(self, index: int, weights: Mapping[str, Tensor]) -> Any:
-        """While open, `run` goes through this layer with these weights (named as in the files)."""
+        """While open, `run` goes through this layer with these weights (named as in the files), in their dtype."""
         layer, where = self._layers[index], f"{self._prefix}layers.{index}."
         empty = {name: tensor for name, tensor in layer.state_dict(keep_vars=True).items()}
         _put(layer, {name: nn.Parameter(weights[where + name], requires_grad=False) for name in empty})
         self._model.layers[index] = layer
+        self._dtype = next(iter(weights.values())).dtype
         try:
             self._try(index)
             yield
@@ -134,7 +137,7 @@ class Decoder:
     def run(self, chunk: Chunk, rows_NH: Tensor) -> Tensor:
         """A chunk through the loaded layer: [1, N, H] packed or [B, T, H] padded, as `chunk.from_batch` takes it."""
         lengths = {"text_lengths": list(chunk.lengths)} if self.packed else {}
-        batch_BTH = chunk.to_batch(rows_NH)
+        batch_BTH = chunk.to_batch(rows_NH).to(self._dtype)
         out = self._model(
             inputs_embeds=batch_BTH,
             position_ids=chunk.position_ids if self.packed else None,
@@ -195,20 +198,28 @@ def packed_attention(
     text_lengths: list[int] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each text of a packed row; [1, heads, N, D] in, [1, N, heads, D] out."""
+    """Causal attention within each text of a packed row; [1, heads, N, D] in, [1, N, heads, D] out.
+
+    Neighbouring texts of one length are a batch; a single batch needs no copy.
+    """
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if unknown or text_lengths is None or attention_mask is not None:
         raise Refused(f"attention of this model is not supported ({', '.join(unknown) or 'with a mask'})")
     grouped = query.shape[1] != key.shape[1]
-    texts = []
-    for q, k, v in zip(*(states.split(text_lengths, dim=2) for states in (query, key, value)), strict=True):
-        mask = _window(q.shape[2], sliding_window)
-        texts.append(
-            nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-            )
+    batches, first = [], 0
+    for length, texts in groupby(text_lengths):
+        count = len(list(texts))
+        q, k, v = (
+            states[0, :, first : first + count * length].unflatten(1, (count, length)).transpose(0, 1)
+            for states in (query, key, value)
         )
-    return torch.cat(texts, dim=2).transpose(1, 2).contiguous(), None
+        mask = _window(length, sliding_window)
+        out_BHTD = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        )
+        batches.append(out_BHTD.transpose(1, 2).flatten(0, 1))
+        first += count * length
+    return (batches[0] if len(batches) == 1 else torch.cat(batches)).unsqueeze(0), None
 
 
 def _window(length: int, window: int | None) -> Tensor | None:

@@ -223,7 +223,8 @@ def _cache_line(cache: Cache) -> str:
     )
     return (
         f"{cache.folder}: {len(cache.prompts)} texts, {tokens} generated tokens ({wrong} not the target's choice), "
-        f"layers {list(cache.target_layer_ids)}, {cache.manifest['dtype']}"
+        f"layers {list(cache.target_layer_ids)}, {cache.manifest['dtype']}, "
+        f"computed in {cache.manifest['engine'].get('arithmetic', 'float32')}"
     )
 
 

@@ -9,12 +9,15 @@ A line of JSONL is one prompt: {"id": ..., "data_set": "gsm8k", and one of "prom
 "token_ids"}; results are also given by data_set. Without --prompts a small set of its own is taken.
 
 Texts are the target's greedy continuations. They come from a server that takes and returns token ids, or from this
-process where the whole target fits --memory. Hidden states are computed here on the CPU, in float32, layer by layer: a
-layer's weights are read once, run over all texts and dropped, so a target may be several times larger than the memory.
+process where the whole target fits --memory. Hidden states are computed here on the CPU, layer by layer: a layer's
+weights are read once, run over all texts and dropped, so a target may be several times larger than the memory.
 Every generated token is compared with the target's own choice (the greedy check).
 
 Interrupted, the same command goes on where it stopped: at a prompt, at a layer. The cache appears at --out when it is
 whole; until then it grows in the folder CACHE.partial. --layers with the layers of several drafters serves them all.
+
+A cache is computed in one arithmetic, which its manifest names: float32, the same on every machine, or bfloat16. auto
+times both and takes bfloat16 if the weights are stored so and it is 1.5 times as fast (with AMX, AVX512-BF16).
 
 Exits with 0: done, or already there; 2: refused, with a sentence; 130: interrupted; 1: a bug, with its traceback.
 """
@@ -26,6 +29,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import arithmetic
 import cache
 import memory
 import servers
@@ -33,7 +37,7 @@ from checkpoint_files import read_config
 from completions import key_from
 from decoder import Decoder
 from drafter_config import DrafterConfig, check_taps
-from extraction import Extraction, Means, digest_of_target, extract
+from extraction import Extraction, Means, begun, digest_of_target, extract
 from files import read_json
 from machine import require_cpu, set_threads
 from prompt_files import read_prompts
@@ -77,6 +81,12 @@ def parser() -> argparse.ArgumentParser:
     add("--template", choices=("chat", "raw"), help="default: chat where the tokenizer has a template")
     add("--thinking", action="store_true", help="let the chat template ask for thinking")
     add("--dtype", choices=sorted(cache.DTYPES), default="float32", help="how taps are stored (default float32)")
+    add(
+        "--arithmetic",
+        choices=[*arithmetic.DTYPES, arithmetic.AUTO],
+        default="float32",
+        help="what layers are computed in (default float32: the same numbers on every machine; auto: see above)",
+    )
     add(
         "--memory",
         type=memory.parse_size,
@@ -130,6 +140,7 @@ def plan(arguments: argparse.Namespace) -> tuple[Extraction, Decoder]:
         server=server,
         target_digest=digest_of_target(decoder.files),
         greedy_check=not arguments.no_greedy_check,
+        arithmetic=arithmetic.settle(arguments.arithmetic, decoder, begun(arguments.out)),
     )
     return extraction, decoder
 

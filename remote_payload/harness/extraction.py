@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import cache
 import completions
+from arithmetic import Arithmetic
 from decoder import Decoder
 from files import digest_of, read_json, sha256, write_json
 from greedy import NEAR_TIE, Choices, greedy_facts, greedy_tokens, not_greedy
@@ -23,7 +24,7 @@ from refusal import Refused
 from safetensors_reader import TensorFiles, write_copy
 from servers import Server
 
-_DEFAULTS = {"greedy_check": True}  # settings that older caches don't name
+_DEFAULTS = {"greedy_check": True, "arithmetic": "float32"}  # settings that older caches don't name
 _GROWING = ("texts", "layers")
 
 
@@ -40,6 +41,7 @@ class Extraction:
     server: Server | None
     target_digest: str
     greedy_check: bool = True
+    arithmetic: Arithmetic
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class Extraction:
             "max_new_tokens": self.max_new_tokens,
             "text_engine": engine,
             "greedy_check": self.greedy_check,
+            "arithmetic": self.arithmetic.name,
         }
 
 
@@ -65,6 +68,19 @@ class Means:
 
     memory: int
     at_once: int = 4
+
+
+def begun(out: Path) -> dict[str, Any] | None:
+    """Settings of the cache that is there, whole or growing; None where nothing is."""
+    if out.exists():
+        found = read_json(out / "manifest.json").get("settings")
+        return found if isinstance(found, dict) else None
+    growing = _growing(out) / "settings.json"
+    return read_json(growing) if growing.exists() else None
+
+
+def _growing(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
 
 
 def digest_of_target(files: TensorFiles) -> str:
@@ -80,11 +96,14 @@ def extract(extraction: Extraction, decoder: Decoder, out: Path, means: Means) -
         return f"{out}: already there, made with the same settings"
     _check_ids(extraction.prompts, decoder.vocab_size)
     decoder.check_complete()
-    growing = out.with_name(out.name + ".partial")
+    growing = _growing(out)
     growing.mkdir(parents=True, exist_ok=True)
     if (growing / "settings.json").exists():
         _check_same(read_json(growing / "settings.json"), extraction.settings, growing)
     write_json(growing / "settings.json", extraction.settings)
+    print(f"  arithmetic: {extraction.arithmetic}", file=sys.stderr)
+    if extraction.arithmetic.rates:
+        write_json(growing / "rates.json", asdict(extraction.arithmetic.rates))
     texts = complete(extraction, decoder, growing, means)
     entries, facts = read(extraction, decoder, texts, growing, means)
     copy_ends(decoder, growing / "target.safetensors")
@@ -122,10 +141,11 @@ def read(
     extraction: Extraction, decoder: Decoder, texts: Sequence[tuple[int, ...]], growing: Path, means: Means
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Taps into the shards; each prompt's entry of the manifest, and how they were computed."""
-    plan = plan_for(decoder, texts, means.memory)
+    arithmetic = extraction.arithmetic.name
+    plan = plan_for(decoder, texts, means.memory, arithmetic)
     print(f"  memory: {plan}, of {size_text(means.memory)}", file=sys.stderr)
     chunk_tokens = _chunk_tokens(growing / "chunks.json", plan.chunk_tokens)
-    reading = Reading(tuple(texts), extraction.layer_ids, chunk_tokens, decoder.packed)
+    reading = Reading(tuple(texts), extraction.layer_ids, chunk_tokens, decoder.packed, arithmetic)
     shards = [
         cache.TapFile(growing / _shard(i), len(text), decoder.hidden_size, len(extraction.layer_ids), extraction.dtype)
         for i, text in enumerate(texts)
@@ -134,7 +154,7 @@ def read(
     for shard in shards:
         shard.start()
     progress = LayerProgress(growing / "progress.jsonl")
-    run = LayerRun(decoder, reading, plan.slots, growing / "layers", progress.step)
+    run = LayerRun(decoder, reading, growing / "layers", progress.step)
     last = decoder.num_layers - 1 if extraction.greedy_check else max(extraction.layer_ids)
     run.run(last, lambda text, place, rows, durable: shards[text].write(place, rows, durable))
     starts = [len(prompt.token_ids) for prompt in extraction.prompts.prompts]
@@ -177,6 +197,7 @@ def finish(
     names = ["target.safetensors", *(entry["shard"] for entry in entries)]
     settings = extraction.settings
     server = read_json(growing / "server.json") if (growing / "server.json").exists() else {}
+    measured = read_json(growing / "rates.json") if (growing / "rates.json").exists() else None
     text = {"engine": settings["text_engine"], "greedy": True, "max_new_tokens": extraction.max_new_tokens}
     manifest = {
         "schema": cache.SCHEMA,
@@ -195,7 +216,8 @@ def finish(
         "engine": {
             "name": "transformers",
             "version": transformers.__version__,
-            "arithmetic": "float32",
+            "arithmetic": extraction.arithmetic.name,
+            **({"gflops_measured": measured} if measured else {}),
             **facts,
             **versions(),
         },
@@ -237,7 +259,7 @@ def clear_away(out: Path) -> None:
     """Remove from a whole cache what only its extraction needed."""
     for name in (*_GROWING, "entries"):
         shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("progress.jsonl", "settings.json", "server.json", "chunks.json"):
+    for name in ("progress.jsonl", "settings.json", "server.json", "chunks.json", "rates.json"):
         (out / name).unlink(missing_ok=True)
 
 

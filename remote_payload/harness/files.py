@@ -26,14 +26,18 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half."""
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half.
+
+    `durable` waits for the disk; without it only a power cut or a crash of the system can leave half.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "w", encoding="utf-8") as stream:
         json.dump(value, stream, indent=1)
         stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
     temporary.replace(path)
 
 

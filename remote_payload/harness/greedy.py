@@ -25,15 +25,15 @@ class Choices:
 
 
 @torch.inference_mode()
-def choose(decoder: Decoder, rows_NH: Tensor, room: Tensor, done: Callable[[int, int], None]) -> Choices:
-    """Greedy choices after rows [N, H] of the last layer's residuals. Of equal logits the lowest id wins.
+def choose(decoder: Decoder, normed_NH: Tensor, room: Tensor, done: Callable[[int, int], None]) -> Choices:
+    """Greedy choices after rows [N, H] of the last layer's normed residuals. Of equal logits the lowest id wins.
 
     `room` is memory to widen blocks of the head in; `done(block, blocks)` is called after each.
     """
     head_VH = decoder.files.view(decoder.head_name)
-    count, hidden = rows_NH.shape
+    count, hidden = normed_NH.shape
     block = max(1, min(_BLOCK, room.numel() // hidden))
-    best_N, second_N = rows_NH.new_full((2, count), float("-inf"))
+    best_N, second_N = normed_NH.new_full((2, count), float("-inf"))
     ids_N = torch.zeros(count, dtype=torch.long)
     starts = range(0, head_VH.shape[0], block)
     for number, start in enumerate(starts, start=1):
@@ -42,7 +42,7 @@ def choose(decoder: Decoder, rows_NH: Tensor, room: Tensor, done: Callable[[int,
         weight_CH.copy_(part_CH)
         for rows in torch.arange(count).split(max(1, _LOGITS // len(part_CH))):
             part = slice(int(rows[0]), int(rows[-1]) + 1)
-            logits_RC = decoder.final_norm(rows_NH[part]) @ weight_CH.T
+            logits_RC = normed_NH[part] @ weight_CH.T
             _keep_best(logits_RC, start, best_N[part], second_N[part], ids_N[part])
         decoder.files.release(decoder.head_name)
         done(number, len(starts))

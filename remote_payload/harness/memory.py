@@ -13,21 +13,18 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 _SHARE = 0.8  # of what is available, where no budget is given
 _SLACK = 48 << 20  # buffers of matrix kernels and what the allocator keeps
 _CHUNKS = (2048, 1024, 512, 256, 128, 64)  # 512 to 2048 tokens keep a processor busy; fewer make its products small
-_GOOD = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`slots` layers are held at a time (2: the next one is read meanwhile); a chunk has up to `chunk_tokens`."""
+    """One layer is held at a time; a chunk has up to `chunk_tokens`."""
 
-    slots: int
     chunk_tokens: int
     expected: int
     """Anonymous memory at the peak, bytes."""
 
     def __str__(self) -> str:
-        held = "2 layers" if self.slots == 2 else "1 layer"
-        return f"{held} at a time, chunks of {self.chunk_tokens} tokens: up to {size_text(self.expected)}"
+        return f"1 layer at a time, chunks of {self.chunk_tokens} tokens: up to {size_text(self.expected)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +39,18 @@ class Needs:
 
 def plan_memory(needs: Needs, budget: int) -> Plan:
     """The fastest plan within the budget. Raises `Refused`, saying how much it takes, where there is none."""
-    good = [(slots, tokens) for slots in (2, 1) for tokens in _CHUNKS if tokens >= _GOOD]
-    small = [(slots, tokens) for tokens in _CHUNKS if tokens < _GOOD for slots in (2, 1)]
-    for slots, tokens in (*good, *small):
-        expected = _expected(needs, slots, tokens)
+    for tokens in _CHUNKS:
+        expected = _expected(needs, tokens)
         if expected <= budget:
-            return Plan(slots, tokens, expected)
-    least = _expected(needs, 1, _CHUNKS[-1])
+            return Plan(tokens, expected)
     raise Refused(
-        f"{size_text(budget)} of memory are not enough: a layer is {size_text(needs.layer)} in float32, the longest "
-        f"text has {needs.longest} tokens. It takes {size_text(least)} (--memory)"
+        f"{size_text(budget)} of memory are not enough: a layer is {size_text(needs.layer)}, the longest "
+        f"text has {needs.longest} tokens. It takes {size_text(expected)} (--memory)"
     )
 
 
-def _expected(needs: Needs, slots: int, tokens: int) -> int:
-    return needs.held + _SLACK + slots * needs.layer + max(tokens, needs.longest) * needs.per_token
+def _expected(needs: Needs, tokens: int) -> int:
+    return needs.held + _SLACK + needs.layer + max(tokens, needs.longest) * needs.per_token
 
 
 def default_budget() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cache
+from arithmetic import DTYPES
 from decoder import Decoder
 from extraction import LayerProgress, Means, copy_ends, digest_of_target
 from files import write_json
@@ -49,9 +50,12 @@ def rebuild(target: Path, out: Path, names: Sequence[str], means: Means) -> str:
 def _rebuild_shards(manifest: dict[str, Any], decoder: Decoder, shards: list[int], out: Path, means: Means) -> None:
     texts = tuple(tuple(entry["token_ids"]) for entry in manifest["prompts"])
     layer_ids = tuple(manifest["target_layer_ids"])
-    plan = plan_for(decoder, texts, means.memory)
+    arithmetic = manifest["engine"].get("arithmetic", "float32")
+    if arithmetic not in DTYPES:
+        raise Refused(f"{out}: was computed in {arithmetic}; this harness computes in {' or '.join(DTYPES)}: update it")
+    plan = plan_for(decoder, texts, means.memory, arithmetic)
     chunk_tokens = manifest["engine"].get("chunk_tokens", plan.chunk_tokens)
-    reading, kept = Reading(texts, layer_ids, chunk_tokens, decoder.packed).only(shards)
+    reading, kept = Reading(texts, layer_ids, chunk_tokens, decoder.packed, arithmetic).only(shards)
     growing = {
         index: cache.TapFile(
             out / manifest["prompts"][index]["shard"],
@@ -70,7 +74,7 @@ def _rebuild_shards(manifest: dict[str, Any], decoder: Decoder, shards: list[int
             growing[kept[text]].write(place, rows, durable)
 
     with tempfile.TemporaryDirectory(prefix=".rebuild-", dir=out) as folder:
-        run = LayerRun(decoder, reading, plan.slots, Path(folder), LayerProgress(None).step)
+        run = LayerRun(decoder, reading, Path(folder), LayerProgress(None).step)
         run.run(max(layer_ids), sink)
     for shard in growing.values():
         shard.finish()

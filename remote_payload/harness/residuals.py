@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from files import read_json, write_json
+from refusal import Refused
 from torch import Tensor
 
 
@@ -46,10 +47,10 @@ class Residuals:
         self.done += 1
         self._current = 1 - self._current
         state = {"done": self.done, "current": self._current, "durable": durable, "boot": boot_id()}
-        write_json(self._folder / "state.json", {**self._identity, **state})
+        write_json(self._folder / "state.json", {**self._identity, **state}, durable=durable)
 
     def _resume(self, size: int) -> tuple[int, int]:
-        state = read_json(self._folder / "state.json") if (self._folder / "state.json").exists() else {}
+        state = _read(self._folder / "state.json")
         same = all(state.get(key) == value for key, value in self._identity.items())
         whole = all(file.exists() and file.stat().st_size == size for file in self._files)
         if same and whole and _there(state):
@@ -58,6 +59,14 @@ class Residuals:
             with open(file, "wb") as stream:
                 stream.truncate(size)
         return -1, 1
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The state; nothing where there is none, or what a power cut left of one that did not wait for the disk."""
+    try:
+        return read_json(file)
+    except Refused:
+        return {}
 
 
 def _there(state: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SLAB = 8 << 20
+_AHEAD = 128 << 10  # Linux fetches no more at a call than the disk's read-ahead, by default this much
 _LONGEST_HEADER = 100 << 20
 
 
@@ -73,6 +75,16 @@ class TensorFiles:
             raise Refused(f"{self._place(name).file}: {name} is {list(view.shape)}, expected {list(out.shape)}")
         out.copy_(view)
         self.release(name)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Have the system read these tensors from the disk into its own memory, ahead of their use."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for place in map(self._place, names):
+            with open(place.file, "rb") as stream:
+                for start in range(place.start, place.stop, _AHEAD):
+                    size = min(_AHEAD, place.stop - start)
+                    os.posix_fadvise(stream.fileno(), start, size, os.POSIX_FADV_WILLNEED)
 
     def copy_to(self, name: str, stream: BinaryIO) -> None:
         """Write a tensor's bytes to a file, a slab at a time."""

@@ -19,7 +19,7 @@ from cache import load_cache
 from decoder import Decoder
 from extract_hidden_states import main as extract
 from harness_bench import HARNESS, make_target
-from layer_stream import Slots
+from layer_stream import LayerRoom
 from memory import Needs, anonymous_memory, parse_size, plan_memory, size_text
 from refusal import Refused
 from safetensors_reader import TensorFiles
@@ -147,10 +147,9 @@ def test_a_shard_that_comes_out_otherwise_is_said_so_in_the_manifest(bench, tmp_
     assert load_cache(cache).manifest["rebuilt"][0]["files"] == ["shards/00002.safetensors"]
 
 
-def test_a_tight_budget_gives_up_the_second_layer_before_the_chunk_gets_small():
+def test_a_tight_budget_makes_chunks_smaller():
     needs = Needs(held=0, layer=100 << 20, per_token=100_000, longest=64)
-    assert [plan_memory(needs, budget << 20).slots for budget in (600, 300, 215, 200)] == [2, 2, 1, 1]
-    assert plan_memory(needs, 200 << 20).chunk_tokens == 512
+    assert [plan_memory(needs, budget << 20).chunk_tokens for budget in (600, 300, 200, 155)] == [2048, 1024, 512, 64]
 
 
 @pytest.mark.parametrize("text, size", [("750MB", 750_000_000), ("1.5GiB", 1610612736), ("12", 12), ("2G", 2 * 10**9)])
@@ -252,7 +251,7 @@ def test_a_chunk_fills_no_more_than_the_plan_says(tmp_path, kind):
     decoder = Decoder(tmp_path, TensorFiles(tmp_path))
     chunk = Chunk(0, (500, 512, 512, 512), decoder.packed)
     rows = torch.randn(sum(chunk.lengths), 640)
-    weights = Slots(decoder, 1).read(kind, 0)
+    weights = LayerRoom(decoder).read(kind)
     with decoder.loaded(kind, weights):
         before = anonymous_memory()
         with Sampler() as sampler:

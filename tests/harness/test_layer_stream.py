@@ -15,7 +15,7 @@ from harness_bench import LAYERS, VOCABULARY, make_target
 from hidden_states import LayerRun, Reading
 from hypothesis import given
 from hypothesis import strategies as st
-from layer_stream import Slots
+from layer_stream import LayerRoom
 from refusal import Refused
 from safetensors.torch import load_file, save_file
 from safetensors_reader import TensorFiles
@@ -64,20 +64,20 @@ def decoder_of(folder, **options):
     return Decoder(folder, TensorFiles(folder), **options)
 
 
-def streamed(folder, work, texts, layer_ids, chunk_tokens=2048, slots=2):
+def streamed(folder, work, texts, layer_ids, chunk_tokens=2048, arithmetic="float32"):
     """Taps of each text by layer, and its greedy choices."""
     decoder = decoder_of(folder)
-    reading = Reading(texts, layer_ids, chunk_tokens, decoder.packed)
-    run = LayerRun(decoder, reading, slots, work, lambda *step: None)
+    reading = Reading(texts, layer_ids, chunk_tokens, decoder.packed, arithmetic)
+    run = LayerRun(decoder, reading, work, lambda *step: None)
     taps = {}
     run.run(decoder.num_layers - 1, lambda text, place, rows, durable: taps.update({(text, place): rows.clone()}))
     chosen = run.choose([range(len(text)) for text in texts])
     return [[taps[text, place] for place in range(len(layer_ids))] for text in range(len(texts))], chosen
 
 
-def in_memory(folder, texts, layer_ids):
+def in_memory(folder, texts, layer_ids, dtype=torch.float32):
     """The same by transformers, each text alone: raw outputs of the layers, and logits."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
     layers = model.base_model.layers if hasattr(model.base_model, "layers") else model.model.language_model.layers
     seen = {}
     for layer in layer_ids:
@@ -138,9 +138,8 @@ def save_hybrid(folder, multimodal):
 
 
 @pytest.mark.parametrize("chunk_tokens", [2048, 32, 1])
-@pytest.mark.parametrize("slots", [2, 1])
-def test_qwen3_equals_transformers_however_it_is_cut(tmp_path, chunk_tokens, slots):
-    check_equal(make_target(tmp_path / "t"), tmp_path / "w", chunk_tokens=chunk_tokens, slots=slots)
+def test_qwen3_equals_transformers_however_it_is_cut(tmp_path, chunk_tokens):
+    check_equal(make_target(tmp_path / "t"), tmp_path / "w", chunk_tokens=chunk_tokens)
 
 
 def test_a_text_alone_is_equal_bit_for_bit(tmp_path):
@@ -209,7 +208,7 @@ def see_everything(module, query, key, value, attention_mask, scaling=None, **op
 def test_attention_that_is_not_causal_is_caught_before_it_is_used(tmp_path):
     ALL_ATTENTION_FUNCTIONS.register("see_everything", see_everything)
     decoder = decoder_of(make_target(tmp_path / "t"), attention="see_everything")
-    weights = Slots(decoder, 1).read(0, 0)
+    weights = LayerRoom(decoder).read(0)
     with pytest.raises(Refused, match="lets a token see a later one"), decoder.loaded(0, weights):
         pass
 
@@ -217,7 +216,7 @@ def test_attention_that_is_not_causal_is_caught_before_it_is_used(tmp_path):
 def test_eager_attention_is_masked_by_the_model_itself(tmp_path):
     """Without the model's own forward pass it would get no mask, and silently see the future."""
     decoder = decoder_of(make_target(tmp_path / "t"), attention="eager")
-    with decoder.loaded(0, Slots(decoder, 1).read(0, 0)):
+    with decoder.loaded(0, LayerRoom(decoder).read(0)):
         pass
 
 
@@ -225,7 +224,7 @@ def test_texts_that_leak_into_each_other_are_caught(tmp_path):
     """Packing linear attention is such a case: its state runs on from one text into the next."""
     decoder = decoder_of(save_hybrid(tmp_path / "t", multimodal=False))
     decoder.packed = True
-    with pytest.raises(Refused, match="or another text"), decoder.loaded(0, Slots(decoder, 1).read(0, 0)):
+    with pytest.raises(Refused, match="or another text"), decoder.loaded(0, LayerRoom(decoder).read(0)):
         pass
 
 
@@ -271,7 +270,7 @@ def readers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
-def test_an_error_while_reading_ahead_reaches_the_caller_and_ends_the_thread(tmp_path):
+def test_an_error_while_reading_reaches_the_caller_and_ends_the_fetching_thread(tmp_path):
     folder = make_target(tmp_path / "t")
     changed_tensors(
         folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(48, 32).long()})
@@ -280,26 +279,19 @@ def test_an_error_while_reading_ahead_reaches_the_caller_and_ends_the_thread(tmp
     seen = []
     with (
         pytest.raises(Refused, match=r"up_proj\.weight is I64"),
-        closing(Slots(decoder, 2).stream(range(LAYERS))) as layers,
+        closing(LayerRoom(decoder).stream(range(LAYERS))) as layers,
     ):
         for index, _ in layers:
             seen.append(index)
     assert seen == [0, 1] and not readers()
 
 
-def test_stopping_early_ends_the_reading_thread(tmp_path):
+def test_stopping_early_ends_the_fetching_thread(tmp_path):
     decoder = decoder_of(make_target(tmp_path / "t"))
-    with closing(Slots(decoder, 2).stream(range(LAYERS))) as layers:
+    with closing(LayerRoom(decoder).stream(range(LAYERS))) as layers:
         next(layers)
         assert readers()
     assert not readers()
-
-
-def test_reading_ahead_takes_one_thread_and_leaves_the_others(tmp_path):
-    decoder, before = decoder_of(make_target(tmp_path / "t")), torch.get_num_threads()
-    with closing(Slots(decoder, 2).stream(range(LAYERS))) as layers:
-        assert [index for index, _ in layers] == list(range(LAYERS))
-    assert torch.get_num_threads() == before
 
 
 def test_tensors_at_odd_places_are_read(tmp_path):
