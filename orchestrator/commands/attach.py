@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.commands.call import Consent, calling, common
+from orchestrator.commands.call import Consent, calling, common, patient
 from orchestrator.commands.eval_latest import evaluate
 
 if TYPE_CHECKING:
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run")
 @click.option("--host", help="Evaluation host, where the id alone does not tell.")
+@patient
 @common
-def attach(run: str, host: str | None, as_json: bool, verbose: int, inventory: Path | None) -> None:
+def attach(
+    run: str, host: str | None, as_json: bool, verbose: int, inventory: Path | None, timeout: float | None
+) -> None:
     """Follow a run to its end and bring its result home.
 
     RUN is an id, the beginning of one, or `latest`.
     """
-    with calling("attach", as_json, verbose, inventory) as call:
+    with calling("attach", as_json, verbose, inventory, timeout) as call:
         from orchestrator.workflows import attach as story
 
         found = call.inventory()
@@ -42,6 +45,7 @@ def attach(run: str, host: str | None, as_json: bool, verbose: int, inventory: P
 @click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
+@patient
 @common
 def rerun(
     run: str,
@@ -52,12 +56,13 @@ def rerun(
     as_json: bool,
     verbose: int,
     inventory: Path | None,
+    timeout: float | None,
 ) -> None:
     """Evaluate the checkpoint of a run once more.
 
     A new run, with the harness and the job as they are here now. RUN is an id, the beginning of one, or `latest`.
     """
-    with calling("rerun", as_json, verbose, inventory) as call:
+    with calling("rerun", as_json, verbose, inventory, timeout) as call:
         from orchestrator.workflows import attach as story
 
         found = call.inventory()

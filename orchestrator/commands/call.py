@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from orchestrator.errors import Interrupted, OrchError
+from orchestrator.errors import Interrupted, OrchError, TimeLimit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,19 +114,52 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
     return option(function)
 
 
+def patient(function: Callable[..., None]) -> Callable[..., None]:
+    """The option of commands that stay until something has ended."""
+    help_text = "Come back after so long (90s, 2h) with exit code 124; what runs on a host goes on."
+    return click.option("--timeout", callback=_duration, metavar="DURATION", help=help_text)(function)
+
+
+def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    from orchestrator.config.units import duration
+
+    try:
+        return duration(value)
+    except ValueError as error:
+        raise click.BadParameter(f"expected {error}, found {value!r}") from None
+
+
+class _TimeIsUp(KeyboardInterrupt):
+    """Comes as Ctrl-C does: what stops for that stops for this."""
+
+
+def _time_is_up(number: int, frame: object) -> NoReturn:
+    raise _TimeIsUp
+
+
 @contextmanager
-def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -> Iterator[Call]:
-    """Run a command's body; print its document; turn every ending into its exit code."""
+def calling(
+    command: str, as_json: bool, verbose: int, inventory: Path | None, timeout: float | None = None
+) -> Iterator[Call]:
+    """Run a command's body, for `timeout` seconds at most; print its document; turn every ending into its exit code."""
     call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
     error: OrchError | None = None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
+    signal.signal(signal.SIGALRM, _time_is_up)
     try:
+        signal.setitimer(signal.ITIMER_REAL, timeout or 0)
         yield call
     except OrchError as caught:
         error = caught
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as ending:
         hint = f"to come back: {call.again}" if call.again else "the same command again goes on"
-        error = Interrupted("interrupted; nothing that runs on a host was stopped", hint=hint)
+        kept = "nothing that runs on a host was stopped"
+        if isinstance(ending, _TimeIsUp):
+            error = TimeLimit(f"the time of --timeout is up; {kept}", hint=hint)
+        else:
+            error = Interrupted(f"interrupted; {kept}", hint=hint)
     except click.ClickException:
         raise
     except BrokenPipeError:
@@ -135,6 +168,7 @@ def calling(command: str, as_json: bool, verbose: int, inventory: Path | None) -
         error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
     except Exception as bug:
         error = _bug(bug)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if as_json:
         from orchestrator.reports.envelope import document, dumped
 

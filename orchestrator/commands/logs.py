@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.commands.call import calling, common
+from orchestrator.commands.call import calling, common, patient
 
 LINES = 200
 
@@ -20,6 +20,7 @@ LINES = 200
 )
 @click.option("--all", "everything", is_flag=True, help="Begin with the first byte.")
 @click.option("--host", help="Evaluation host, where the id alone does not tell.")
+@patient
 @common
 def logs(
     run: str,
@@ -30,13 +31,14 @@ def logs(
     as_json: bool,
     verbose: int,
     inventory: Path | None,
+    timeout: float | None,
 ) -> None:
     """What a run has said so far.
 
     What a progress bar has overwritten is left out. With --json one object a line. RUN is an id, the beginning of one,
     or `latest`.
     """
-    with calling("logs", as_json, verbose, inventory) as call:
+    with calling("logs", as_json, verbose, inventory, timeout) as call:
         from orchestrator.actions.runs import Reading
         from orchestrator.reports.loglines import LogLines
         from orchestrator.workflows import attach as story

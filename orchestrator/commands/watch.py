@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.commands.call import Call, calling, common
+from orchestrator.commands.call import Call, calling, common, patient
 from orchestrator.commands.passing_on import pass_on
 
 if TYPE_CHECKING:
@@ -46,15 +46,16 @@ def _until(context: click.Context, option: click.Parameter, value: str | None) -
     help="End once all up to this step, or to the end of the training, are evaluated.",
 )
 @click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
+@patient
 @common
-def watch(as_json: bool, verbose: int, inventory: Path | None, **flags: Any) -> None:
+def watch(as_json: bool, verbose: int, inventory: Path | None, timeout: float | None, **flags: Any) -> None:
     """Evaluate each new complete checkpoint as it appears.
 
     In the order of steps, each once; shipped before rotation removes it. Ctrl-C leaves running evaluations going, and
     the same command goes on where it stopped: nothing is evaluated twice, nothing skipped. With --json one object a
     line.
     """
-    with calling("watch", as_json, verbose, inventory) as call:
+    with calling("watch", as_json, verbose, inventory, timeout) as call:
         from orchestrator.reports.watching import end_body
         from orchestrator.workflows import watch as story
         from orchestrator.workflows.scene import Options
