@@ -19,9 +19,9 @@ def new_mark() -> str:
     return f"orch-ended-{secrets.token_hex(6)}"
 
 
-def told(argv: Sequence[str], mark: str) -> list[str]:
-    """`argv` under the shell that tells its ending; the shell's exit status is the command's."""
-    return ["sh", "-c", SCRIPT, mark, *argv]
+def told(argv: Sequence[str], mark: str, *, before: str = "") -> list[str]:
+    """`argv` under the shell that tells its ending, and reads `before` first; its exit status is the command's."""
+    return ["sh", "-c", before + SCRIPT, mark, *argv]
 
 
 def read_ending(stderr: bytes, mark: str) -> tuple[int | None, bytes]:

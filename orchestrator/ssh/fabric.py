@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConnectionLost, HostUnreachable, OrchError
 from orchestrator.model import Host, Timeouts
-from orchestrator.ssh import start
+from orchestrator.ssh import lowest, start
 from orchestrator.ssh.connection import Channel, Completed, command_line
 from orchestrator.ssh.resolve import Settings
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 8
 """at once on a host: sshd's own default is 10"""
 
-TELL_SIGNALS = ("sh", "-c", '"$@"; exit $?', "sh")
+TELL_SIGNALS = '"$@"; exit $?'
 """paramiko drops sshd's word about a signal, so a shell stays behind and exits with 128 + signal, as shells do"""
 
 
@@ -51,6 +51,7 @@ class FabricConnection:
         self.config = config
         self._timeouts = timeouts
         self._settings = settings
+        self._shell = ("sh", "-c", lowest.before(host) + TELL_SIGNALS, "sh")
         self._bulk = bulk
         self._bulk_channels: list[Channel] = []
         self._link: Link | None = None
@@ -94,7 +95,7 @@ class FabricConnection:
             channel.close()
 
     def _start(self, argv: Sequence[str], *, stderr_limit: int | None) -> FabricChannel:
-        line = command_line([*TELL_SIGNALS, *argv])
+        line = command_line([*self._shell, *argv])
         if not self._places.acquire(timeout=self._timeouts.question):
             raise HostUnreachable(f"{self.host}: {MAX_CHANNELS} commands are running there already", host=self.host)
         self._count(1)

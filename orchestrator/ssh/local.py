@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from orchestrator.errors import ConfigError
 from orchestrator.model import Host, Timeouts
-from orchestrator.ssh import process
+from orchestrator.ssh import lowest, process
 from orchestrator.ssh.connection import Channel, Completed
 
-START = ("/bin/sh", "-c", 'exec "$@"', "sh")
+START = 'exec "$@"'
 """A missing command then ends with 127 and a word on stderr, as it does over ssh."""
 
 
@@ -30,6 +30,7 @@ class LocalConnection:
             )
         self.host = host.name
         self._root = host.root
+        self._start = ("/bin/sh", "-c", lowest.before(host) + START, "sh")
         self._timeouts = timeouts
         self._children = process.Children()
 
@@ -37,7 +38,7 @@ class LocalConnection:
         """See Connection.run. A command that is out of time is ended."""
         status, stdout, stderr = process.run(
             self._children,
-            [*START, *argv],
+            [*self._start, *argv],
             stdin=stdin,
             timeout=timeout,
             judge=process.as_they_are,
@@ -48,7 +49,7 @@ class LocalConnection:
 
     def open(self, argv: Sequence[str], *, bulk: bool = False) -> Channel:
         """See Connection.open."""
-        child = self._children.start([*START, *argv], env=self._environment(), cwd=self._root)
+        child = self._children.start([*self._start, *argv], env=self._environment(), cwd=self._root)
         return process.ProcessChannel(child, argv)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from orchestrator.errors import AuthenticationFailed, OrchError
 from orchestrator.model import Host, Timeouts
-from orchestrator.ssh import ending, failures, masters, process
+from orchestrator.ssh import ending, failures, lowest, masters, process
 from orchestrator.ssh.arguments import NO_MULTIPLEXING, ssh_argv
 from orchestrator.ssh.connection import Channel, Completed, command_line
 from orchestrator.ssh.resolve import Settings
@@ -38,6 +38,7 @@ class OpenSshConnection:
         self.host = host.name
         self.why = why
         self._settings, self._timeouts = settings, timeouts
+        self._before = lowest.before(host)
         self._interactive = interactive
         self._asked = _asked(host, settings, timeouts)
         self._children = process.Children()
@@ -73,7 +74,9 @@ class OpenSshConnection:
     def _argv(self, argv: Sequence[str], mark: str, *, own_connection: bool = False) -> list[str]:
         master = self._connected()
         control = NO_MULTIPLEXING if own_connection and not master.logged_in_by_hand else master.control
-        return ssh_argv(self._settings, self._timeouts, command_line(ending.told(argv, mark)), control=control)
+        return ssh_argv(
+            self._settings, self._timeouts, command_line(ending.told(argv, mark, before=self._before)), control=control
+        )
 
     def _connected(self) -> masters.Master:
         with self._opening:
@@ -133,7 +136,9 @@ def own_channel(
     Failures to connect are raised by the channel's read, write and wait.
     """
     mark = ending.new_mark()
-    words = ssh_argv(settings, timeouts, command_line(ending.told(argv, mark)), forward=forward)
+    words = ssh_argv(
+        settings, timeouts, command_line(ending.told(argv, mark, before=lowest.before(host))), forward=forward
+    )
     child = process.Children().start(words)
     return process.ProcessChannel(child, argv, judge(_asked(host, settings, timeouts), mark))
 
