@@ -103,6 +103,8 @@ def _inside(window: Window) -> Judged | None:
         looks.append(window["after"])
     for before, after in pairwise(looks):
         if _identity(after) != _identity(before):
+            if edited := _edited(before, after):
+                return "not_observed", (f"{doing}: {edited}",)
             how = _how(after)
             if how == "finished":
                 return "ended", (f"{_ending(after)} {doing}",)
@@ -127,6 +129,15 @@ def _while(window: Window) -> str:
 
 def _after(window: Window) -> str:
     return "the command" if window["doing"] in ("command", "aftermath") else f"orch did `{window['doing']}`"
+
+
+def _edited(before: Sample, after: Sample) -> str:
+    """Why two looks say nothing about one process: they went by two rules. Samples of earlier versions hold none."""
+    first, then = before.get("rule"), after.get("rule")
+    if not first or not then or first == then:
+        return ""
+    told = [", ".join(f"{key}: {value}" for key, value in rule.items()) for rule in (first, then)]
+    return f"its rule in hosts.yaml was {told[0]}, and is now {told[1]}, so what became of {_pid(before)} was not seen"
 
 
 def _became(before: Sample, after: Sample) -> str:
@@ -180,6 +191,8 @@ def _between(earlier: Window, later: Window) -> Judged | None:
             went = f"process {_pid(now)} went from {last['state']} to {now['state']}"
             return "changed", (f"{went} within {quiet:.0f} s after {_after(earlier)}",)
         return None
+    if edited := _edited(last, now):
+        return "not_observed", (f"before orch did `{later['doing']}` on {later['host']}: {edited}",)
     if _how(now) == "finished":
         return "ended", (f"{_ending(now)} while orch was not at work on its box",)
     within, when = _soon_after(last, now)

@@ -100,7 +100,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("major_faults", "voluntary_switches", "involuntary_switches", "rss", "orch_cpu_s"), int | float),
     **dict.fromkeys(("step", "oom_kills"), int),
     **dict.fromkeys(("at", "state", "incarnation", "reason"), str),
-    **dict.fromkeys(("identity", "io", "psi", "ending", "log"), dict),
+    **dict.fromkeys(("identity", "io", "psi", "ending", "log", "rule"), dict),
     **dict.fromkeys(("gpus", "paces", "hidden", "waiting", "ranks"), list),
 }
 """of the values in a sample, where they are known"""

@@ -64,7 +64,8 @@ class Witness:
         return self.with_ending(found)
 
     def process_sample(self) -> Sample:
-        """The part that reads /proc alone. Where the process is gone, whatever the rule names now is looked at."""
+        """The part that reads /proc alone, and the `rule` that it went by. Where the process is gone, whatever the rule
+        names now is looked at."""
         found = self._take()
         if found["state"] == "absent" and self._run.get("process") is not None:
             gone = found["reason"]
@@ -72,7 +73,7 @@ class Witness:
             found = self._take()
             if self._sampler is None and gone and found["state"] == "absent":
                 found["reason"] = gone
-        return found
+        return {**found, "rule": self._run.get("process")}
 
     def with_ending(self, found: Sample) -> Sample:
         """The sample with `ending` where the training is gone."""

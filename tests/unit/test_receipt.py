@@ -59,6 +59,25 @@ def test_a_look_that_could_not_see_the_process_accuses_nobody(state: str | None,
     assert receipt(windows).verdict == "not_observed"
 
 
+@pytest.mark.parametrize("then", [None, 8])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_rule_that_was_edited_meanwhile_accuses_nobody(then: int | None, at: int) -> None:
+    samples: list[dict[str, Any]] = [{**sample(minute), "rule": {"match": "train.py"}} for minute in range(4)]
+    for late in range(at, 4):
+        state = "running" if then else "absent"
+        samples[late] = {**sample(late, then, state), "rule": {"match": "other.py"}, "ending": {"how": "finished"}}
+    found = receipt([window("ship", "box", *samples[:2]), window("collect", "box", *samples[2:])])
+    assert found.verdict == "not_observed"
+    assert "was match: train.py, and is now match: other.py" in found.reasons[0]
+
+
+def test_a_rule_that_was_edited_and_names_the_same_process_changes_nothing() -> None:
+    rules = [{"match": "train.py"}, {"match": "train.py"}, {"pid": 7}, {"pid": 7}]
+    looks = [{**sample(minute), "rule": rule} for minute, rule in enumerate(rules)]
+    windows = [window("ship", "box", *looks[:2]), window("collect", "box", *looks[2:])]
+    assert receipt(windows).verdict == "undisturbed"
+
+
 def test_a_box_that_can_not_be_reached_at_the_end_is_not_observed() -> None:
     found = receipt([window("ship", "box", sample(0), sample(1)), window("collect", "box", None, None)])
     assert found.verdict == "not_observed"
