@@ -49,6 +49,7 @@ def launch(
     secrets: Mapping[str, str],
     windows: list[dict[str, Any]],
     beside: Json | None,
+    trains: Json,
     origin: str,
     source: Mapping[str, object] | None,
     timeouts: Timeouts,
@@ -58,8 +59,9 @@ def launch(
     """Start the run, detached, and return it; a run with the same key that lives or succeeded is that one.
 
     `again` starts a new attempt although one has succeeded. `taken` are ids that its folder there shall not get.
-    `beside` are the trainings of that host, which the evaluation must not disturb (Scene.beside). `secrets` go over
-    stdin into the waiting supervisor's memory; no file and no argv holds them.
+    `beside` are the trainings of that host, which the evaluation must not disturb (Scene.beside); `trains` says what is
+    looked for again right before the start (Scene.trains). `secrets` go over stdin into the waiting supervisor's
+    memory; no file and no argv holds them.
     """
     limits = {
         "threads": _least(job.limits.threads, host.limits.threads),
@@ -85,6 +87,7 @@ def launch(
         "rule": asdict(job.result),
         "windows": windows,
         "beside": beside,
+        "trains": trains,
         "origin": origin,
         "source": source,
         "orch": __version__,

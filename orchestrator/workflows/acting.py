@@ -123,6 +123,7 @@ def launch(
         secrets=secrets,
         windows=[*windows, *witnessing.beside_evaluation(scene)],
         beside=scene.beside,
+        trains=scene.trains,
         origin=scene.origin,
         source=scene.training.source,
         timeouts=scene.inventory.timeouts,

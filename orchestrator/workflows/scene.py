@@ -10,7 +10,7 @@ from orchestrator import config, taken
 from orchestrator import plan as planning
 from orchestrator.actions import harness, training
 from orchestrator.actions.ledger import origin_of
-from orchestrator.actions.observation import EvalFacts, RunFacts, unseen
+from orchestrator.actions.observation import EvalFacts, RunFacts, run_question, unseen
 from orchestrator.answers import Json
 from orchestrator.errors import HostUnreachable, NothingToEvaluate
 from orchestrator.model import (
@@ -89,6 +89,13 @@ class Scene:
     def digests(self, checkpoint: str) -> Digests:
         """What would make a result of this checkpoint."""
         return Digests(checkpoint=checkpoint, harness=self.ours.digest, job=self.job_digest, data=self.data_digest)
+
+    @property
+    def trains(self) -> Json:
+        """What the evaluation host looks for again before a start: trainings that may have begun since the plan."""
+        rules = [run_question(self.inventory.runs[name], self.evaluate) for name in self.neighbours]
+        runs = [{key: rule[key] for key in ("name", "process", "log", "progress")} for rule in rules]
+        return {"allowed": self.options.allow_on_training_host, "runs": runs}
 
     def window(self) -> dict[str, Any]:
         """The stretch in which this was seen, for the receipt."""

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from remote_payload.agent import ending, hostinfo, launcher, logfollow, runfolder, scratch
+from remote_payload.agent import ending, launcher, logfollow, lookagain, runfolder, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.runfolder import EXIT, SPEC, STARTED
 
@@ -20,8 +20,6 @@ LOG_BEHIND = 1 << 20
 """bytes that a follower who does not want all of it may be behind before the middle is skipped"""
 COLLECT_LIMIT = 40 << 20
 """bytes of a run's small files together: any result (ending.RESULT_LIMIT) fits, and base64 of it fits one frame"""
-ROOM = 8 << 20
-"""bytes of disk for a run folder: the harness's copy, the log, the result"""
 TERMINAL = ("succeeded", "failed", "cancelled", "refused", "lost")
 
 
@@ -70,7 +68,8 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     args {"workdir", "key", "id", "spec", "secrets", "again"?: bool, "taken"?: [ids in use elsewhere]}; spec {"job",
     "host", "run", "step", "checkpoint": identity, "harness": {"remote", "digest", "files": manifest}, "digests",
     "command", "python", "data": {name: path}, "env", "limits": {"threads", "memory", "wall", "grace", "evaluations"},
-    "result": file name, "gpu_devices"?, "beside"?: the trainings of this host, see beside.Beside}.
+    "result": file name, "gpu_devices"?, "beside"?: the trainings of this host, see beside.Beside, "trains"?: what to
+    look for again, see lookagain}.
     Answers {"id", "run": row, "started", "joined", "already"}, one of the three true: joined for a run of this key
     that is queued or running, already for one that succeeded. After a failed or lost one comes a new attempt, ID-2, and
     with "again" after one that succeeded, too. While another evaluation is at work on the host the run is queued.
@@ -82,7 +81,7 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     found = _present(workdir, key, again)
     if found:
         return found
-    _see_room(workdir, spec)
+    spec = lookagain.look_again(workdir, spec)
     draft = runfolder.prepare(workdir, spec, sorted(secrets), talk.bundle)
     try:
         while True:
@@ -99,20 +98,6 @@ def launch_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
     finally:
         draft.discard()
     return _start(os.path.join(runfolder.runs_folder(workdir), run_id), run_id, secrets)
-
-
-def _see_room(workdir: str, spec: Dict[str, Any]) -> None:
-    """Shipping may have taken hours since the plan was made. Raises AgentError where the job's memory or a run folder's
-    room is gone."""
-    memory, disk = hostinfo.memory(), hostinfo.disk(workdir)
-    reserve = hostinfo.reserve(spec.get("beside"))
-    needed = ((spec.get("limits") or {}).get("memory") or 0) + reserve
-    if memory["available"] < needed:
-        told = "%d bytes of memory are available, %d needed" % (memory["available"], needed)
-        told += " with what is kept for the training" if reserve else ""
-        raise AgentError(told, "wait, or lower limits.memory", kind="refused")
-    if disk["free"] < ROOM:
-        raise AgentError("%s: %d bytes free, a run needs %d" % (workdir, disk["free"], ROOM), kind="refused")
 
 
 def _present(workdir: str, key: str, again: bool) -> Optional[Dict[str, Any]]:

@@ -22,6 +22,7 @@ from remote_payload.agent import (
     hostinfo,
     incarnation,
     limits,
+    lookagain,
     quiet,
     scratch,
 )
@@ -65,15 +66,11 @@ class Supervisor:
         self.spec: Dict[str, Any] = scratch.read_json(self._path("spec.json")) or {}
         limit = self.spec.get("limits") or {}
         self.wall: Optional[float] = limit.get("wall")
-        self.threads: Optional[int] = limit.get("threads")
         self.grace = float(limit.get("grace") or GRACE)
-        self.memory: Optional[int] = limit.get("memory")
+        self._set_limits()
         self.gpu_devices: List[str] = self.spec.get("gpu_devices") or list(descendants.GPU_DEVICES)
-        self.beside: Optional[beside.Beside] = None
-        """the trainings of this host, where it has some"""
-        self.cage = limits.Cage(str(self.spec.get("id")), self.memory, self.threads)
-        workdir = os.path.dirname(os.path.dirname(folder))
-        self.turn = Turn(workdir, str(self.spec.get("id")), limit.get("evaluations") or AT_ONCE)
+        self.workdir = os.path.dirname(os.path.dirname(folder))
+        self.turn = Turn(self.workdir, str(self.spec.get("id")), limit.get("evaluations") or AT_ONCE)
         self.waiting = False
         self.status: Optional[int] = None
         """wait status of the evaluation once it has ended"""
@@ -83,6 +80,15 @@ class Supervisor:
         self.rung = ""
         self.kills_before = 0
         """what the kernel had killed for want of memory before the start"""
+
+    def _set_limits(self) -> None:
+        """As the spec has them, with nobody beside it."""
+        limit = self.spec.get("limits") or {}
+        self.threads: Optional[int] = limit.get("threads")
+        self.memory: Optional[int] = limit.get("memory")
+        self.beside: Optional[beside.Beside] = None
+        """the trainings of this host, where it has some"""
+        self.cage = limits.Cage(str(self.spec.get("id")), self.memory, self.threads)
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -105,10 +111,10 @@ class Supervisor:
         self.cage.build()
         self._reserve_room()
         self.turn.take()
-        self.waiting = not self.turn.come()
+        self.waiting = waited = not self.turn.come()
         self._write_started()
         self._let_go()
-        unbegun = self._wait_for_turn()
+        unbegun = self._wait_for_turn() or (self._look_again() if waited else None)
         if unbegun:
             self._finish(*unbegun)
             return
@@ -150,6 +156,19 @@ class Supervisor:
         self.memory = self.beside.memory_limit(self.memory)
         self.threads = min(self.threads or len(self.beside.cores), len(self.beside.cores))
         self.cage = limits.Cage(str(self.spec["id"]), self.memory, self.threads, self.beside.cores)
+
+    def _look_again(self) -> Optional[Tuple[str, str]]:
+        """While it waited a training may have begun or ended, and memory or disk may have gone: (state, reason) where
+        it may not start any more."""
+        try:
+            self.spec = lookagain.look_again(self.workdir, self.spec)
+            self.cage.close()
+            self._set_limits()
+            self._come_after_trainings()
+        except AgentError as error:
+            return "refused", "nothing was started: " + ": ".join(filter(None, (error.message, error.hint)))
+        self.cage.build()
+        return None
 
     def _reserve_room(self) -> None:
         """Blocks for exit.json, taken while there are some: a full disk must not hide how a run ended."""

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from evalhost import EvalHost, stage, write_files
+from evalhost import EvalHost, stage, wait_until, write_files
 
 from orchestrator.actions import staging as shipping
 from orchestrator.errors import Refused
 from orchestrator.model import Checkpoint, Host, Job, Route, Timeouts
 from orchestrator.ssh.local import LocalConnection
-from remote_payload.agent import push, runs, scratch
+from remote_payload.agent import lookagain, push, runs, scratch
 from remote_payload.agent.errors import AgentError
 from remote_payload.agent.scan import scan
 
@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_during_the_launch_is_said(
     disk: Path, spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With less or more room: before the run folder, between it and the supervisor, or behind."""
-    monkeypatch.setattr(runs, "ROOM", 0)  # there was room when it was looked for
+    monkeypatch.setattr(lookagain, "ROOM", 0)  # there was room when it was looked for
     host = EvalHost(disk)
     write_files(host.remote, {"eval.py": "import sys; open(sys.argv[1], 'w').write('{}')"})
     stage(host.workdir)
@@ -135,3 +135,18 @@ def test_no_more_is_read_from_the_training_box_once_the_evaluation_host_has_no_r
     for end in (source, target):
         end.connection.close()
     assert moved[-1] < checkpoint.ship_bytes // 2
+
+
+def test_a_queued_run_is_refused_when_its_turn_comes_on_a_disk_that_filled_up(disk: Path) -> None:
+    host = EvalHost(disk)
+    write_files(host.remote, {"eval.py": "import sys; open(sys.argv[1], 'w').write('{}')"})
+    stage(host.workdir)
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+    first = host.launch(["{python}", "-c", wait, str(disk / "go")], key="first")["id"]
+    second = host.launch(SUCCEED, key="second")["id"]
+    wait_until(lambda: host.row(second)["state"] == "queued")
+    leave(disk, lookagain.ROOM // PAGE - 16)
+    (disk / "go").touch()
+    row = host.end(second, 60.0)
+    assert row["state"] == "refused" and "bytes free, a run needs" in row["reason"], row
+    assert host.end(first, 60.0)["state"] == "failed", "it wrote no result"
