@@ -111,6 +111,12 @@ class Bench:
         """A command line of the training box, typed through ssh."""
         return ["ssh", "-F", str(self.hosts.config), "root@train", command]
 
+    def bare(self, seconds: float) -> None:
+        """What a look can't do without, once in so many seconds: a connection, a shell, and nothing in it."""
+        began = time.monotonic()
+        subprocess.run(self.on_train("true"), check=True, stdin=subprocess.DEVNULL)
+        time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+
     def scp(self, path: str = "/root/bench/step_1/checkpoint.pt") -> str:
         return (
             f"scp -q -i /root/bench-key -o BatchMode=yes -o UserKnownHostsFile=/root/bench-known {path} root@eval:copy"
@@ -118,7 +124,7 @@ class Bench:
 
 
 def while_orch_works(bench: Bench) -> list[Row]:
-    """status, checkpoints and shipping, with scp and plain nice beside them."""
+    """status, checkpoints and shipping, with `ssh HOST true`, scp and plain nice beside them."""
     hosts, again = bench.hosts, f"while :; do {bench.scp()}; done"
     nice = shlex.join(["nice", "-n", "19", "sh", "-c", again])
     programs = {
@@ -142,6 +148,11 @@ def while_orch_works(bench: Bench) -> list[Row]:
         print(f"  both {commands.count} times", flush=True)
         if not commands.count:
             sys.exit("no command came to its end")
+        every = commands.seconds / commands.count / 2
+        bare = Commands("ssh HOST true, as often", hosts, lambda: bench.bare(every))
+        found["bare"] = alternate(training, bare, bench.rounds, bench.seconds)
+        bare.stop()
+        print(f"  one every {1000 * every:.0f} ms: what sshd itself costs, which no agent can lower", flush=True)
         for name, words in programs.items():
             if name in NO_GOAL and time.monotonic() > bench.late:
                 print(f"{name}: left out, the machine is slow today", flush=True)
@@ -152,6 +163,8 @@ def while_orch_works(bench: Bench) -> list[Row]:
                 moved = (received(hosts) - came) / 1e6 / (bench.rounds * bench.seconds)
             print(f"  {moved:.1f} MB/s while it went", flush=True)
             hosts.sh("eval", "rm -rf /root/orch /root/copy")
+    more = found["looks"].beside - found["bare"].beside
+    print(f"status and checkpoints cost the box {more:.4f} of a core more than as many `ssh HOST true`", flush=True)
     return [
         at_most("wait_while_status_and_checkpoints", found["looks"].wait, 0.03),
         at_most("wait_while_shipping_direct", found["direct"].wait, 0.03),

@@ -55,6 +55,17 @@ def pids_of(hosts: TestHosts, host: str) -> list[int]:
     return found
 
 
+def spent(hosts: TestHosts, host: str, but: int) -> float:
+    """CPU seconds of a host's processes and of all that they have waited for, without one of them. Ticks of 10 ms."""
+    ticks = 0
+    for pid in pids_of(hosts, host):
+        with suppress(OSError):
+            if pid != but:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def pin(pids: Collection[int], cores: Collection[int]) -> None:
     """Move processes, with all their threads, to these cores; what they start later stays there."""
     for pid in pids:
@@ -71,6 +82,9 @@ class Window:
     """a second"""
     wait: float
     """of the time: its threads' waiting for a core, by the kernel's count"""
+    beside: float
+    """cores that everything else on its box used; nothing there can make it wait longer than that. What it waited
+    above that it waited for the rest of this machine"""
 
 
 @dataclass
@@ -117,11 +131,11 @@ class Training:
 
     def window(self, seconds: float) -> Window:
         assert self._watched is not None
-        before, first = self._watched.now(), self.step()
+        before, first, used = self._watched.now(), self.step(), spent(self.hosts, "train", self.pid)
         time.sleep(seconds)
-        after, last = self._watched.now(), self.step()
+        after, last, more = self._watched.now(), self.step(), spent(self.hosts, "train", self.pid)
         told = trainers.between(before, after)
-        return Window((last - first) / told.seconds, told.wait or 0.0)
+        return Window((last - first) / told.seconds, told.wait or 0.0, (more - used) / told.seconds)
 
 
 def inner(pid: int) -> int:
@@ -187,6 +201,8 @@ class Commands(Neighbour):
         self._over = threading.Event()
         self._typing = threading.Thread()
         self.count = 0
+        self.seconds = 0.0
+        """for which something was typed"""
 
     def go(self) -> None:
         self._over = threading.Event()
@@ -200,8 +216,10 @@ class Commands(Neighbour):
 
     def _type(self, over: threading.Event) -> None:
         while not over.is_set():
+            began = time.monotonic()
             self._run()
             self.count += 1
+            self.seconds += time.monotonic() - began
 
 
 def received(hosts: TestHosts) -> int:
@@ -231,13 +249,19 @@ class Pairs:
         """Of the time, over all windows with it."""
         return statistics.fmean(window.wait for window in self.with_it)
 
+    @property
+    def beside(self) -> float:
+        """Cores that the rest of the training's box used, over all windows with it."""
+        return statistics.fmean(window.beside for window in self.with_it)
+
     def __str__(self) -> str:
         least, most = min(self.ratios), max(self.ratios)
         usual = statistics.fmean(window.wait for window in self.without)
         waits = [window.wait for window in self.with_it]
         return (
             f"{self.name:<28} steps {self.ratio:.3f} ({least:.3f} to {most:.3f}, n {len(waits)}), "
-            f"waits {self.wait:.4f} ({min(waits):.4f} to {max(waits):.4f}), without it {usual:.4f}"
+            f"waits {self.wait:.4f} ({min(waits):.4f} to {max(waits):.4f}), without it {usual:.4f}; "
+            f"the box's other processes had {self.beside:.4f} of a core"
         )
 
 

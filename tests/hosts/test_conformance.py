@@ -560,3 +560,24 @@ def test_each_reason_not_to_be_connected_has_its_sentence(door, testhosts, trans
     assert "refuses" in refused
     assert "did not answer" in silent or "does not answer" in silent or "route" in silent or "reached" in silent
     assert "address" in nameless or "name" in nameless
+
+
+# -- on a host that trains ----------------------------------------------------------------------------------------
+
+
+@remote
+@pytest.mark.parametrize("user", ["dev", "fishy", "cshy", "root"])
+def test_on_a_host_that_trains_a_command_begins_at_the_lowest_priority(testhosts, transport: str, user: str):
+    host = Host(name="train", ssh=f"{user}@train", roles=frozenset({"train"}), transport=transport)
+    connection = connect(host, QUICK, interactive=False)
+    try:
+        done = connection.run(["/bin/sh", "-c", "nice; cat /proc/self/autogroup; exit 3"])
+        killed = connection.run(["/bin/sh", "-c", "kill -9 $$"])
+        missing = connection.run(["/nowhere/python3", "-c", "pass"])
+    finally:
+        connection.close()
+    told = done.stdout.decode().split()
+    assert (done.exit, told[0], done.stderr) == (3, "19", b"")
+    assert told[1:] == [] or told[-2:] == ["nice", "19"]
+    assert killed.exit == -9
+    assert missing.exit == 127 and b"/nowhere/python3" in missing.stderr
