@@ -180,7 +180,8 @@ class Conversation:
 
     def _skip_noise(self) -> None:
         began = time.monotonic()
-        patience = 2 * self._timeouts.dead  # a python on a slow disk may take its time to start
+        lowest = "train" in self._host.roles  # there it starts once nobody else wants the core
+        patience = (4 if lowest else 2) * self._timeouts.dead  # and on a slow disk it may take its time anyway
         while (found := self._buffer.find(wire.MARK)) < 0:
             if len(self._buffer) > NOISE_LIMIT or time.monotonic() - began > self._timeouts.question:
                 raise RemotePythonError(f"{self._host.name}: only noise came back, no agent", host=self._host.name)

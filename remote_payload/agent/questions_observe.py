@@ -1,6 +1,5 @@
 """One question for a box: what is this host, what runs on it, how far is it, and what did it save."""
 
-import sys
 import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
@@ -34,7 +33,7 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         parts["eval"] = lambda: _eval_facts(args["eval"], talk)
     if args.get("runs"):
         parts["runs"] = lambda: _runs(args["runs"], bool(args.get("sample")), talk)
-    told = together(parts, _digesting)
+    told = together(parts, _digesting) if "eval" in parts else together(parts)
     gpus = told.get("gpus") or {"gpus": [], "note": None}
     host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
     if isinstance(told.get("addresses"), list):
@@ -59,8 +58,9 @@ def _put_gpus_into_samples(runs: Dict[str, Any], gpus: Dict[str, Any]) -> None:
 
 def _digesting() -> float:
     """When data was last seen to move: reading 100 GB for their digest takes long, and is no hanging file system."""
-    module = sys.modules.get("remote_payload.agent.datadigest")  # on a training box nothing is digested
-    return getattr(module, "moved_at", 0.0)
+    from remote_payload.agent import datadigest
+
+    return datadigest.moved_at
 
 
 def together(parts: Parts, moved: Callable[[], float] = lambda: 0.0) -> Dict[str, Any]:
