@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harm_looks import while_looking
 from neighbours import (
     EVERY,
     OWN,
     REST,
     ROOT,
-    Commands,
     Neighbour,
     Pairs,
     Training,
@@ -111,12 +111,6 @@ class Bench:
         """A command line of the training box, typed through ssh."""
         return ["ssh", "-F", str(self.hosts.config), "root@train", command]
 
-    def bare(self, seconds: float) -> None:
-        """What a look can't do without, once in so many seconds: a connection, a shell, and nothing in it."""
-        began = time.monotonic()
-        subprocess.run(self.on_train("true"), check=True, stdin=subprocess.DEVNULL)
-        time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-
     def scp(self, path: str = "/root/bench/step_1/checkpoint.pt") -> str:
         return (
             f"scp -q -i /root/bench-key -o BatchMode=yes -o UserKnownHostsFile=/root/bench-known {path} root@eval:copy"
@@ -137,22 +131,7 @@ def while_orch_works(bench: Bench) -> list[Row]:
     found: dict[str, Pairs] = {}
     with Training(hosts) as training:
         alternate(training, Neighbour("nobody", hosts, frozenset(pids_of(hosts, "train"))), bench.rounds, bench.seconds)
-
-        def looks() -> None:
-            bench.orch("status", "--json")
-            bench.orch("checkpoints", "--json")
-
-        commands = Commands("status, checkpoints", hosts, looks)
-        found["looks"] = alternate(training, commands, bench.rounds, bench.seconds)
-        commands.stop()
-        print(f"  both {commands.count} times", flush=True)
-        if not commands.count:
-            sys.exit("no command came to its end")
-        every = commands.seconds / commands.count / 2
-        bare = Commands("ssh HOST true, as often", hosts, lambda: bench.bare(every))
-        found["bare"] = alternate(training, bare, bench.rounds, bench.seconds)
-        bare.stop()
-        print(f"  one every {1000 * every:.0f} ms: what sshd itself costs, which no agent can lower", flush=True)
+        found.update(while_looking(bench, training))
         for name, words in programs.items():
             if name in NO_GOAL and time.monotonic() > bench.late:
                 print(f"{name}: left out, the machine is slow today", flush=True)
@@ -163,8 +142,6 @@ def while_orch_works(bench: Bench) -> list[Row]:
                 moved = (received(hosts) - came) / 1e6 / (bench.rounds * bench.seconds)
             print(f"  {moved:.1f} MB/s while it went", flush=True)
             hosts.sh("eval", "rm -rf /root/orch /root/copy")
-    more = found["looks"].beside - found["bare"].beside
-    print(f"status and checkpoints cost the box {more:.4f} of a core more than as many `ssh HOST true`", flush=True)
     return [
         at_most("wait_while_status_and_checkpoints", found["looks"].wait, 0.03),
         at_most("wait_while_shipping_direct", found["direct"].wait, 0.03),
