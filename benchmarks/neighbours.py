@@ -205,6 +205,8 @@ class Commands(Neighbour):
         """for which something was typed"""
 
     def go(self) -> None:
+        if self._typing.is_alive():
+            return  # it is going: of two pairs, the first may end with it and the second begin with it
         self._over = threading.Event()
         self._typing = threading.Thread(target=self._type, args=(self._over,), daemon=True)
         self._typing.start()
