@@ -16,18 +16,25 @@ def staged(connection: Connection, host: Host, timeouts: Timeouts) -> tuple[Stag
     return tuple(_staged(host, row) for row in answer["staged"])
 
 
-def clean(connection: Connection, host: Host, keep: int, timeouts: Timeouts, *, dry_run: bool) -> tuple[Staged, ...]:
-    """Remove all but the newest `keep` and what runs use; each row says whether it went, or why it stays."""
-    args = {"workdir": host.workdir, "keep": keep, "dry_run": dry_run}
-    answer = ask(connection, host, "clean", args, role="eval", timeouts=timeouts)
-    return tuple(_staged(host, row) for row in answer["staged"])
-
-
-def clean_among(
-    connection: Connection, host: Host, keep: int, identities: Sequence[str], timeouts: Timeouts
+def clean(
+    connection: Connection,
+    host: Host,
+    keep: int,
+    timeouts: Timeouts,
+    *,
+    dry_run: bool = False,
+    among: Sequence[str] | None = None,
 ) -> tuple[Staged, ...]:
-    """As `clean`, as if only the checkpoints of these identities lay there, the newest last."""
-    args = {"workdir": host.workdir, "keep": keep, "among": list(identities)}
+    """Remove all but the newest `keep` and what runs use; each row says whether it went, or why it stays.
+
+    `among` are identities, the newest last: as if only these lay there.
+    """
+    args = {
+        "workdir": host.workdir,
+        "keep": keep,
+        "dry_run": dry_run,
+        "among": None if among is None else list(among),
+    }
     answer = ask(connection, host, "clean", args, role="eval", timeouts=timeouts)
     return tuple(_staged(host, row) for row in answer["staged"])
 

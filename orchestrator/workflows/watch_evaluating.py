@@ -141,14 +141,12 @@ class Evaluating:
         if host.keep_staged is None:
             return
         done = self._watch.memory.items("evaluated", "failed")
-        mine = {
-            item.checkpoint.identity: item.step for item in done if item.run or item.failures
-        }  # evaluated by a watch
+        mine = {one.checkpoint.identity: one.step for one in done if one.run or one.failures}  # evaluated by a watch
         try:
             waiting = watched.waiting(state_folder())
             may_go = [identity for identity in mine if identity not in waiting]
             timeouts = self._scene.inventory.timeouts
-            rows = retention.clean_among(connections.to(host), host, host.keep_staged, may_go, timeouts)
+            rows = retention.clean(connections.to(host), host, host.keep_staged, timeouts, among=may_go)
         except (HostUnreachable, HostKeyError):
             raise  # what was left goes after the next evaluation
         except OrchError as error:
