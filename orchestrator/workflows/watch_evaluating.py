@@ -59,16 +59,20 @@ class Evaluating:
         try:
             self._launch(item)
         except (Refused, ConfigError) as error:
-            self._blocked_until = time.monotonic() + self._scene.inventory.timeouts.watch
-            if error.message != self._refusal:
-                self._refusal = error.message
-                hint = f". {error.hint}" if error.hint else ""
-                self._tell("refused", item, f"step {item.step} can't be evaluated yet: {error.message}{hint}")
+            self._postpone(item, error.message, error.hint)
         except (HostUnreachable, HostKeyError):
             raise
         except OrchError as error:  # it did not start
             again = item.failures < self._scene.job.retries
             self._failed(item, None, f"could not be started: {error.message}", again=again)
+
+    def _postpone(self, item: Watched, why: str, hint: str = "") -> None:
+        """Say once why it can't be evaluated yet; it is tried again after a while."""
+        self._blocked_until = time.monotonic() + self._scene.inventory.timeouts.watch
+        if why != self._refusal:
+            self._refusal = why
+            text = f"step {item.step} can't be evaluated yet: {why}"
+            self._tell("refused", item, f"{text}. {hint}" if hint else text)
 
     def _launch(self, item: Watched) -> None:
         first, memory = self._watch.scene, self._watch.memory
@@ -115,6 +119,10 @@ class Evaluating:
             result = collect(self._scene, run, self._watch.connections)
         except EvaluationFailed as error:
             self._failed(item, run, f"run {run.id}: {error.message}. {error.hint}", again=False)
+            return
+        if run.state == "refused":  # in the queue, for what would have refused its launch
+            item = self._watch.memory.put(item, state="staged", run="")
+            self._postpone(item, run.reason)
             return
         if result is None:
             again = run.state in ("failed", "lost") and item.failures < self._scene.job.retries

@@ -160,6 +160,40 @@ def test_a_refusal_that_goes_away_delays_the_evaluation_and_loses_nothing(make: 
     assert len(watching.of("refused")) == 1, "said once"
 
 
+@pytest.mark.full
+def test_a_run_that_is_refused_in_the_queue_is_tried_again_and_its_checkpoint_stays(make: Make) -> None:
+    """A training begins on the evaluation host while the run waits for another evaluation, and ends again."""
+    world = make()
+    inventory, neighbour, go = world.folder / "hosts.yaml", world.evaluate / "neighbour.pid", world.evaluate / "go"
+    text = inventory.read_text().replace("roles: [eval]", "roles: [train, eval], keep_staged: 1")
+    place = f"{{host: eval-box, checkpoints: {world.evaluate}, process: {{pidfile: {neighbour}}}}}"
+    inventory.write_text(text.replace("runs: {", f"runs: {{neighbour: {place}, "))
+    job = (world.folder / "jobs" / "j.yaml").read_text()
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)"
+    command = json.dumps(["{python}", "-c", wait, "{checkpoint}", "{result}"])
+    (world.folder / "jobs" / "waits.yaml").write_text(
+        "\n".join(f"command: {command}" if line.startswith("command") else line for line in job.splitlines())
+    )
+    neighbour.write_text(str(2**22 - 1))  # nobody's
+    world.save(10)
+    begun = world.orch("eval-latest", "r", "--job", "waits", "--detach")
+    assert begun.returncode == 0, begun.stderr
+    watching = world.start("--backfill", "--until", "10")
+    watching.wait_for("launched")
+    training = subprocess.Popen(["sleep", "600"])
+    try:
+        neighbour.write_text(str(training.pid))
+        go.touch()
+        watching.wait_for("refused", 10)
+        assert "a training runs here now: neighbour" in watching.of("refused")[0]["text"]
+        assert staged(world) == [10]
+    finally:
+        training.kill()
+        training.wait()
+    assert watching.ended() == 0, watching.said()
+    assert world.measured() == [10] and not watching.of("failed", "retry")
+
+
 def test_a_result_goes_to_the_hook_and_into_tensorboard_once(make: Make, tmp_path: Path) -> None:
     hook = "import json, sys; open(sys.argv[1], 'a').write(json.dumps(json.load(sys.stdin)) + chr(10))"
     told, board = tmp_path / "told.jsonl", tmp_path / "board"
