@@ -254,7 +254,7 @@ def failure(report: EvalReport) -> OrchError | None:
     """The error that a report amounts to, if any: the evaluation failed, or training changed meanwhile."""
     run = report.run
     if run is not None and run.state in ("failed", "lost", "cancelled", "refused"):
-        log = f"orch logs {run.id} shows its log; " if run.folder else ""
+        log = f"orch logs {run.id} shows its log; " if run.folder and run.state != "refused" else ""
         hint = f"{log}orch rerun {run.id} tries again"
         return EvaluationFailed(f"run {run.id} {run.state}: {run.how_it_ended}", hint=hint, host=run.host)
     if report.result is not None and report.result.receipt.verdict == "changed":
