@@ -1,7 +1,8 @@
 """The lowest priority from the shell on: what comes before every command on a host that trains.
 
-The agent lowers itself too, but only once python has started and read it: 10 to 50 ms at normal priority, which is as
-much as sshd needs for the whole connection. The shell's own words for it cost nothing and start no process but `nice`.
+The agent lowers itself too, but only once python has started and read it: about 60 ms at normal priority, twice what
+sshd needs for the whole connection (docs/measurements.md). The shell's own words for it cost nothing and start no
+process but `nice`.
 """
 
 from __future__ import annotations
