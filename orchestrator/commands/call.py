@@ -69,9 +69,13 @@ class Call:
             print_to(console(), what)
 
     def said(self, errors: Sequence[OrchError]) -> OrchError:
-        """The first of the errors that a table held, to end with: without its message, where both go to a terminal."""
+        """The first of the errors that a table held, to end with.
+
+        Without its message where table and error go to a terminal, unless one is of several lines: a table folds those.
+        """
         first = errors[0]
-        if self.as_json or not _is_terminal(sys.stdout) or any("\n" in error.message for error in errors):
+        read_together = all(map(_is_terminal, (sys.stdout, sys.stderr)))
+        if self.as_json or not read_together or any("\n" in error.message for error in errors):
             return first
         short = copy.copy(first)
         short.message = f"no answer from {', '.join(error.host or 'a host' for error in errors)}, as said above"

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -43,25 +44,33 @@ def test_a_closed_stream_is_no_failure(tmp_path: Path, command: str) -> None:
     assert "unexpected" not in done.stderr
 
 
+def on_a_terminal(folder: Path, word: str, *, code: int, stderr: IO[str] | None = None) -> str:
+    """What a command of one word shows on a terminal: all of it, or its stdout where stderr goes elsewhere."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as seen:
+        own = {"PYTHONPATH": str(ROOT), "ORCH_HOME": str(folder / "state"), "COLUMNS": "200"}
+        words = [*shlex.split(ORCH), word]
+        typed = subprocess.Popen(words, cwd=folder, env={**os.environ, **own}, stdout=theirs, stderr=stderr or theirs)
+        os.close(theirs)
+        text = b""
+        with suppress(OSError):  # how Linux tells that the other end is closed
+            while piece := seen.read(65536):
+                text += piece
+        assert typed.wait(timeout=60) == code
+    return text.decode()
+
+
 def test_on_a_terminal_an_unreachable_host_is_told_once_and_in_a_file_the_message_stays(tmp_path: Path) -> None:
     reason = "no sshd on that port"
     told = f"{HOSTS.rstrip()[:-1]}, gone: {{ssh: root@127.0.0.1:9, roles: [eval]}}}}"
     command = f"echo {shlex.quote(told)} > hosts.yaml; orch status"
     apart = shell(tmp_path, f"{command} > /dev/null")
     assert apart.returncode == 4 and apart.stderr.count(reason) == 1
-    ours, theirs = pty.openpty()
-    with os.fdopen(ours, "rb", buffering=0) as seen:
-        own = {"PYTHONPATH": str(ROOT), "ORCH_HOME": str(tmp_path / "state"), "COLUMNS": "200"}
-        words = [*shlex.split(ORCH), "status"]
-        typed = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, **own}, stdout=theirs, stderr=theirs)
-        os.close(theirs)
-        text = b""
-        with suppress(OSError):  # how Linux tells that the other end is closed
-            while piece := seen.read(65536):
-                text += piece
-        assert typed.wait(timeout=60) == 4
-    lines = text.decode().splitlines()
-    assert text.decode().count(reason) == 1 and "orch: no answer from gone, as said above" in lines
+    with (tmp_path / "errors").open("w+") as errors:
+        assert reason in on_a_terminal(tmp_path, "status", code=4, stderr=errors)
+    assert (tmp_path / "errors").read_text().count(reason) == 1
+    text = on_a_terminal(tmp_path, "status", code=4)
+    assert text.count(reason) == 1 and "orch: no answer from gone, as said above" in text.splitlines()
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_columns_says(tmp_path: Path) -> None:
