@@ -66,10 +66,11 @@ def _compared(ours: Side, theirs: Side, differs: tuple[str, ...], ledger: Ledger
     items: list[dict[str, float]] = []
     for side in (ours, theirs):
         try:
-            mine, alike = _items(side, ledger.open(side.entry.host, side.entry.id))
-            items.append(mine)
-            if alike:
-                warnings.append(f"{side.label}: {alike} items do not count: their result.item_id is not theirs alone")
+            pairable, others = _items(side, ledger.open(side.entry.host, side.entry.id))
+            items.append(pairable)
+            if others:
+                why = f"have no id of their own: see result.item_id of jobs/{side.entry.job}.yaml"
+                warnings.append(f"{side.label}: {others} items are left out, as they {why}")
         except (OrchError, OSError) as error:
             items.append({})
             warnings.append(f"{side.label}: its items can't be read: {error}")
