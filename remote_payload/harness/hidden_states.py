@@ -14,7 +14,7 @@ from batching import Chunk, chunks_of
 from decoder import Decoder
 from files import digest_of
 from greedy import Choices, choose
-from layer_stream import LayerRoom
+from layer_stream import LayerBuffer
 from memory import Needs, Plan, anonymous_memory, plan_memory
 from refusal import Refused
 from residuals import Residuals
@@ -76,7 +76,7 @@ class LayerRun:
 
     def __init__(self, decoder: Decoder, reading: Reading, folder: Path, step: Step) -> None:
         self._decoder, self._reading, self._step = decoder, reading, step
-        self._room = LayerRoom(decoder, DTYPES[reading.arithmetic])
+        self._buffer = LayerBuffer(decoder, DTYPES[reading.arithmetic])
         self._chunks = reading.chunks()
         identity = digest_of([reading.texts, decoder.num_layers, reading.packed])
         self._residuals = Residuals(folder, reading.tokens, decoder.hidden_size, identity)
@@ -86,7 +86,7 @@ class LayerRun:
         if self._residuals.done < 0:
             self._embed()
         indices = range(self._residuals.done, through + 1)
-        with closing(self._room.stream(indices)) as layers:
+        with closing(self._buffer.stream(indices)) as layers:
             for index, weights in layers:
                 began = time.monotonic()
                 with self._decoder.loaded(index, weights):
@@ -105,7 +105,10 @@ class LayerRun:
         for part in torch.arange(len(rows)).split(self._reading.chunk_tokens):
             rows_NH[part[0] : part[-1] + 1] = self._decoder.final_norm(self._residuals.current[rows[part]])
         chosen = choose(
-            self._decoder, rows_NH, self._room.scratch, lambda block, of: self._step("head", f"block {block}/{of}", of)
+            self._decoder,
+            rows_NH,
+            self._buffer.scratch,
+            lambda block, of: self._step("head", f"block {block}/{of}", of),
         )
         lengths = [len(each) for each in predicting]
         return [Choices(*parts) for parts in zip(chosen.ids.split(lengths), chosen.margins.split(lengths), strict=True)]

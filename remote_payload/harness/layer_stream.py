@@ -1,4 +1,4 @@
-"""The layers of a decoder one after the other, each read once, the next one fetched from the disk meanwhile."""
+"""The layers of a decoder one after the other, each read once, the next one prefetched from the disk meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoder import Decoder
 from torch import Tensor
 
 
-class LayerRoom:
+class LayerBuffer:
     """Memory for the weights of one layer, used again and again: whatever its kind, a layer fits.
 
     Layers are read into it by the threads that compute, in a hundredth of the time that these then compute. What takes
@@ -20,30 +20,30 @@ class LayerRoom:
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype = torch.float32) -> None:
         self._decoder = decoder
-        self._room = _large_pages(decoder.largest_layer * dtype.itemsize).view(dtype)
+        self._buffer = _large_pages(decoder.largest_layer * dtype.itemsize).view(dtype)
 
     @property
     def scratch(self) -> Tensor:
-        """The room's memory as float32 for other use, while no layer is read."""
-        return self._room.view(torch.float32)
+        """The buffer as float32 for other use, while no layer is read."""
+        return self._buffer.view(torch.float32)
 
     @torch.no_grad()
     def read(self, index: int) -> dict[str, Tensor]:
         """A layer's weights by their names in the files. They last until the next one is read."""
         weights, first = {}, 0
         for name, shape in self._decoder.layer_shapes(index).items():
-            weights[name] = self._room[first : first + shape.numel()].view(shape)
+            weights[name] = self._buffer[first : first + shape.numel()].view(shape)
             self._decoder.files.read_into(name, weights[name])
             first += shape.numel()
         return weights
 
     def stream(self, indices: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """(index, weights) of each layer. Close it (contextlib.closing): that waits for the fetching thread."""
-        with ThreadPoolExecutor(1) as fetcher:
+        """(index, weights) of each layer. Close it (contextlib.closing): that waits for the prefetching thread."""
+        with ThreadPoolExecutor(1) as prefetcher:
             for place, index in enumerate(indices):
                 weights = self.read(index)
                 for after in indices[place + 1 : place + 2]:  # what goes wrong with it is told when it is read
-                    fetcher.submit(self._decoder.files.fetch, list(self._decoder.layer_shapes(after)))
+                    prefetcher.submit(self._decoder.files.prefetch, list(self._decoder.layer_shapes(after)))
                 yield index, weights
 
 

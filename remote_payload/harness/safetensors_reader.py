@@ -76,7 +76,7 @@ class TensorFiles:
         out.copy_(view)
         self.release(name)
 
-    def fetch(self, names: Iterable[str]) -> None:
+    def prefetch(self, names: Iterable[str]) -> None:
         """Have the system read these tensors from the disk into its own memory, ahead of their use."""
         if not hasattr(os, "posix_fadvise"):
             return

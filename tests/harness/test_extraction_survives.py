@@ -19,7 +19,7 @@ from cache import load_cache
 from decoder import Decoder
 from extract_hidden_states import main as extract
 from harness_bench import HARNESS, make_target
-from layer_stream import LayerRoom
+from layer_stream import LayerBuffer
 from memory import Needs, anonymous_memory, parse_size, plan_memory, size_text
 from refusal import Refused
 from safetensors_reader import TensorFiles
@@ -251,7 +251,7 @@ def test_a_chunk_fills_no_more_than_the_plan_says(tmp_path, kind):
     decoder = Decoder(tmp_path, TensorFiles(tmp_path))
     chunk = Chunk(0, (500, 512, 512, 512), decoder.packed)
     rows = torch.randn(sum(chunk.lengths), 640)
-    weights = LayerRoom(decoder).read(kind)
+    weights = LayerBuffer(decoder).read(kind)
     with decoder.loaded(kind, weights):
         before = anonymous_memory()
         with Sampler() as sampler:

@@ -15,7 +15,7 @@ from harness_bench import LAYERS, VOCABULARY, make_target
 from hidden_states import LayerRun, Reading
 from hypothesis import given
 from hypothesis import strategies as st
-from layer_stream import LayerRoom
+from layer_stream import LayerBuffer
 from refusal import Refused
 from safetensors.torch import load_file, save_file
 from safetensors_reader import TensorFiles
@@ -208,7 +208,7 @@ def see_everything(module, query, key, value, attention_mask, scaling=None, **op
 def test_attention_that_is_not_causal_is_caught_before_it_is_used(tmp_path):
     ALL_ATTENTION_FUNCTIONS.register("see_everything", see_everything)
     decoder = decoder_of(make_target(tmp_path / "t"), attention="see_everything")
-    weights = LayerRoom(decoder).read(0)
+    weights = LayerBuffer(decoder).read(0)
     with pytest.raises(Refused, match="lets a token see a later one"), decoder.loaded(0, weights):
         pass
 
@@ -216,7 +216,7 @@ def test_attention_that_is_not_causal_is_caught_before_it_is_used(tmp_path):
 def test_eager_attention_is_masked_by_the_model_itself(tmp_path):
     """Without the model's own forward pass it would get no mask, and silently see the future."""
     decoder = decoder_of(make_target(tmp_path / "t"), attention="eager")
-    with decoder.loaded(0, LayerRoom(decoder).read(0)):
+    with decoder.loaded(0, LayerBuffer(decoder).read(0)):
         pass
 
 
@@ -224,7 +224,7 @@ def test_texts_that_leak_into_each_other_are_caught(tmp_path):
     """Packing linear attention is such a case: its state runs on from one text into the next."""
     decoder = decoder_of(save_hybrid(tmp_path / "t", multimodal=False))
     decoder.packed = True
-    with pytest.raises(Refused, match="or another text"), decoder.loaded(0, LayerRoom(decoder).read(0)):
+    with pytest.raises(Refused, match="or another text"), decoder.loaded(0, LayerBuffer(decoder).read(0)):
         pass
 
 
@@ -270,7 +270,7 @@ def readers():
     return [thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")]
 
 
-def test_an_error_while_reading_reaches_the_caller_and_ends_the_fetching_thread(tmp_path):
+def test_an_error_while_reading_reaches_the_caller_and_ends_the_prefetching_thread(tmp_path):
     folder = make_target(tmp_path / "t")
     changed_tensors(
         folder, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(48, 32).long()})
@@ -279,16 +279,16 @@ def test_an_error_while_reading_reaches_the_caller_and_ends_the_fetching_thread(
     seen = []
     with (
         pytest.raises(Refused, match=r"up_proj\.weight is I64"),
-        closing(LayerRoom(decoder).stream(range(LAYERS))) as layers,
+        closing(LayerBuffer(decoder).stream(range(LAYERS))) as layers,
     ):
         for index, _ in layers:
             seen.append(index)
     assert seen == [0, 1] and not readers()
 
 
-def test_stopping_early_ends_the_fetching_thread(tmp_path):
+def test_stopping_early_ends_the_prefetching_thread(tmp_path):
     decoder = decoder_of(make_target(tmp_path / "t"))
-    with closing(LayerRoom(decoder).stream(range(LAYERS))) as layers:
+    with closing(LayerBuffer(decoder).stream(range(LAYERS))) as layers:
         next(layers)
         assert readers()
     assert not readers()
