@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.commands.call import Consent, calling, common, patient
+from orchestrator.commands.call import Consent, calling, common, with_timeout
 from orchestrator.commands.eval_latest import evaluate
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run")
 @click.option("--host", help="Evaluation host, where the id alone does not tell.")
-@patient
+@with_timeout
 @common
 def attach(
     run: str, host: str | None, as_json: bool, verbose: int, inventory: Path | None, timeout: float | None
@@ -45,7 +45,7 @@ def attach(
 @click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
-@patient
+@with_timeout
 @common
 def rerun(
     run: str,

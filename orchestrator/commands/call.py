@@ -118,7 +118,7 @@ def common(function: Callable[..., None]) -> Callable[..., None]:
     return option(function)
 
 
-def patient(function: Callable[..., None]) -> Callable[..., None]:
+def with_timeout(function: Callable[..., None]) -> Callable[..., None]:
     """The option of commands that stay until something has ended."""
     help_text = "Come back after so long (90s, 2h) with exit code 124; what runs on a host goes on."
     return click.option("--timeout", callback=_duration, metavar="DURATION", help=help_text)(function)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.commands.call import calling, common, patient
+from orchestrator.commands.call import calling, common, with_timeout
 
 LINES = 200
 
@@ -20,7 +20,7 @@ LINES = 200
 )
 @click.option("--all", "everything", is_flag=True, help="Begin with the first byte.")
 @click.option("--host", help="Evaluation host, where the id alone does not tell.")
-@patient
+@with_timeout
 @common
 def logs(
     run: str,
