@@ -33,6 +33,7 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
         parts["eval"] = lambda: _eval_facts(args["eval"], talk)
     if args.get("runs"):
         parts["runs"] = lambda: _runs(args["runs"], bool(args.get("sample")), talk)
+    # elsewhere nothing is digested, and that module need not be compiled
     told = together(parts, _digesting) if "eval" in parts else together(parts)
     gpus = told.get("gpus") or {"gpus": [], "note": None}
     host = dict(told["host"], gpus=gpus.get("gpus", []), gpu_note=gpus.get("error") or gpus.get("note"))
