@@ -102,14 +102,16 @@ def _inside(window: Window) -> Judged | None:
     if _observed(window["after"]):
         looks.append(window["after"])
     for before, after in pairwise(looks):
+        edited = _edited(before, after)
         if _identity(after) != _identity(before):
-            if edited := _edited(before, after):
+            if edited:
                 return "not_observed", (f"{doing}: {edited}",)
             how = _how(after)
             if how == "finished":
                 return "ended", (f"{_ending(after)} {doing}",)
             return "changed", (f"{doing}: {_became(before, after)}",)
-        if gone := sorted(set(before.get("ranks") or ()) - set(after.get("ranks") or ())):
+        gone = sorted(set(before.get("ranks") or ()) - set(after.get("ranks") or ()))
+        if gone and not edited:
             return "changed", (f"{doing}: of its ranks, process {', '.join(map(str, gone))} is gone",)
         if after["state"] != before["state"]:
             return "changed", (f"{doing}: process {_pid(before)} went from {before['state']} to {after['state']}",)

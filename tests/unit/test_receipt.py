@@ -76,6 +76,12 @@ def test_a_rule_that_was_edited_and_names_the_same_process_changes_nothing() -> 
     looks = [{**sample(minute), "rule": rule} for minute, rule in enumerate(rules)]
     windows = [window("ship", "box", *looks[:2]), window("collect", "box", *looks[2:])]
     assert receipt(windows).verdict == "undisturbed"
+    looks[0]["ranks"], looks[3]["ranks"] = [7, 8], [7]
+    assert receipt([window("evaluate", "box", looks[0], looks[3])]).verdict == "undisturbed", (
+        "ranks are the rule's, too"
+    )
+    looks[0]["rule"] = looks[3]["rule"]
+    assert receipt([window("evaluate", "box", looks[0], looks[3])]).verdict == "changed"
 
 
 def test_a_box_that_can_not_be_reached_at_the_end_is_not_observed() -> None:
