@@ -56,11 +56,11 @@ def kept_connection(bench: Bench) -> Iterator[None]:
     plain = bench.hosts.config
     config, socket = plain.with_name("config-kept"), plain.with_name("kept-%C")
     config.write_text(f"ControlMaster auto\nControlPath {socket}\nControlPersist 600\n{plain.read_text()}")
-    master = ["ssh", "-F", str(config), "root@train"]
-    subprocess.run([*master[:-1], "-fN", master[-1]], check=True, stdin=subprocess.DEVNULL)
+    ssh = ["ssh", "-F", str(config)]
+    subprocess.run([*ssh, "-fN", "root@train"], check=True, stdin=subprocess.DEVNULL)
     os.environ["ORCH_SSH_CONFIG"] = str(config)
     try:
         yield
     finally:
         os.environ["ORCH_SSH_CONFIG"] = str(plain)
-        subprocess.run([*master[:-1], "-O", "exit", master[-1]], check=False, capture_output=True)
+        subprocess.run([*ssh, "-O", "exit", "root@train"], check=False, capture_output=True)

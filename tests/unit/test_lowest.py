@@ -53,18 +53,9 @@ def test_a_session_that_somebody_else_leads_keeps_its_weight():
 
 def test_without_nice_and_proc_the_command_runs_all_the_same(tmp_path):
     script = lowest.SCRIPT.replace("/proc/", f"{tmp_path}/") + '"$@"; exit $?'
+    command = [sys.executable, "-c", "import sys; print('came', *sys.argv[1:])", "a b", "$HOME"]
     done = subprocess.run(
-        [
-            "/bin/sh",
-            "-c",
-            script,
-            "sh",
-            sys.executable,
-            "-c",
-            "print('came', *__import__('sys').argv[1:])",
-            "a b",
-            "$HOME",
-        ],
+        ["/bin/sh", "-c", script, "sh", *command],
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
