@@ -9,20 +9,12 @@ from arithmetic import Rates, settle
 from cache import load_cache
 from decoder import Decoder
 from extract_hidden_states import main as extract
-from harness_bench import VOCABULARY, make_target
+from harness_bench import make_target
 from safetensors_reader import TensorFiles
 from synthetic import write_target
-from test_layer_stream import in_memory, save_hybrid, streamed, texts_of
+from test_layer_stream import in_memory, save_hybrid, streamed, texts_of, without
 
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+SIZES = without("initializer_range", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @pytest.fixture(scope="module")
