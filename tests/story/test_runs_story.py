@@ -133,7 +133,8 @@ def test_ctrl_c_on_logs_leaves_no_process_and_the_run_going(small: Small) -> Non
 
 
 def test_when_the_time_of_a_follower_is_up_the_run_goes_on(small: Small) -> None:
-    small.furnish("import time\nfor i in range(60): print('begun', i, flush=True); time.sleep(0.3)\n" + RESULT)
+    go = small.folder / "go"
+    small.furnish(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)\n" + RESULT)
     run_id = small.detach()
     error = small.json("eval-latest", "--timeout", "2s", code=124)["error"]
     assert error["code"] == 124 and "nothing that runs on a host was stopped" in error["message"] and error["hint"]
@@ -141,6 +142,7 @@ def test_when_the_time_of_a_follower_is_up_the_run_goes_on(small: Small) -> None
     wrong = small.orch("attach", run_id, "--timeout", "soon")
     assert wrong.returncode == 2 and "a duration like 6h, 90s or 1h30m" in wrong.stderr
     assert small.state(run_id) == "running"
+    go.touch()
     assert small.json("attach", run_id, "--timeout", "2m")["run"]["state"] == "succeeded"
 
 
