@@ -37,6 +37,10 @@ ERRORS = {
     "torn": TornCheckpoint,
 }
 
+PATIENCE = 4
+"""times `timeouts.dead` for an agent on a host that trains: it comes last there, so where every core is wanted its signs
+of life come late. A path that is cut is noticed as fast as elsewhere, by ssh's own signs of life."""
+
 NOT_THERE = ("not found", "no such file", "unknown command")
 """what login shells say of a program that is not there"""
 
@@ -60,6 +64,7 @@ class Conversation:
         self._channel: Channel = connection.open(bundle.start_argv(host.python), bulk=bulk)
         self._buffer = bytearray()
         self._until: float | None = None
+        self._dead = timeouts.dead * (PATIENCE if "train" in host.roles else 1)
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._send_raw(bundle.preamble())
@@ -161,7 +166,7 @@ class Conversation:
 
     def _read(self, size: int) -> bytes:
         if not self._buffer:
-            self._fill(self._timeouts.dead)
+            self._fill(self._dead)
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
@@ -180,8 +185,7 @@ class Conversation:
 
     def _skip_noise(self) -> None:
         began = time.monotonic()
-        lowest = "train" in self._host.roles  # there it starts once nobody else wants the core
-        patience = (4 if lowest else 2) * self._timeouts.dead  # and on a slow disk it may take its time anyway
+        patience = max(self._dead, 2 * self._timeouts.dead)  # a python on a slow disk may take its time to start
         while (found := self._buffer.find(wire.MARK)) < 0:
             if len(self._buffer) > NOISE_LIMIT or time.monotonic() - began > self._timeouts.question:
                 raise RemotePythonError(f"{self._host.name}: only noise came back, no agent", host=self._host.name)

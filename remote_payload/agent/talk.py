@@ -127,10 +127,17 @@ class Talk:
             self._write(wire.encode(wire.BEAT))
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(min(1.0, self._dead / 4))
-            if not self._storing and time.monotonic() - self._heard > self._dead:
-                self._end(ENDED_BY_SILENCE)
+        """Counts silence by its own looks: one that comes late, for others had the cores, kept the reader waiting too."""
+        pause = min(1.0, self._dead / 4)
+        silent, heard, looked = 0.0, self._heard, time.monotonic()
+        while silent <= self._dead:
+            time.sleep(pause)
+            since, looked = looked, time.monotonic()
+            if self._storing or self._heard != heard:
+                silent, heard = 0.0, self._heard
+            else:
+                silent += min(looked - since, 2 * pause)
+        self._end(ENDED_BY_SILENCE)
 
     def _end(self, status: int) -> None:
         for child in self._children:

@@ -130,6 +130,26 @@ def test_heartbeats_keep_the_agent_alive() -> None:
         assert agent.wait(timeout=5) == 71
 
 
+def test_an_agent_that_was_kept_from_running_does_not_take_that_for_silence() -> None:
+    """On a training box it comes last: beats may lie there unread for longer than it waits for one."""
+    agent = subprocess.Popen([sys.executable, "-c", TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert agent.stdin and agent.stdout
+    try:
+        assert wire.read_frame(agent.stdout.read) is not None
+        for _ in range(5):
+            agent.send_signal(signal.SIGSTOP)
+            agent.stdin.write(wire.encode(wire.BEAT))
+            agent.stdin.flush()
+            time.sleep(1.2)
+            agent.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        assert agent.poll() is None
+    finally:
+        agent.stdin.close()
+        assert agent.wait(timeout=5) == 71
+        agent.stdout.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="holds Linux' resource limits")
 def test_on_a_training_box_the_kernel_lets_no_file_grow(tmp_path: Path) -> None:
     code = (
