@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import posixpath
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ class Needs:
 
     script: str
     """path of the program in the harness; "" where the command is not `{python} SCRIPT ...`"""
+    missing: str = ""
+    """a program that the command names in the harness, which is not there; with the name that it may mean"""
     packages: tuple[str, ...]
     """imported without a condition, by the program or by what it imports, and not of the standard library"""
     answers_help: bool
@@ -31,7 +35,9 @@ class Needs:
 def needs_of(job: Job, sources: Mapping[str, bytes]) -> Needs:
     """Read `sources` (path -> bytes, the .py files of the harness) from the command's program on."""
     words = job.command
-    script = words[1] if len(words) > 1 and words[0] == "{python}" and words[1] in sources else ""
+    named = posixpath.normpath(words[1]) if len(words) > 1 and words[0] == "{python}" else ""
+    script = named if named in sources else ""
+    inside = named.endswith(".py") and not named.startswith(("/", "~", "{", "-", ".."))
     options = tuple(word.partition("=")[0] for word in words[2:] if word.startswith("--") and len(word) > 2)
     found: set[str] = set()
     waiting: list[str] = [script] if script else []
@@ -49,7 +55,19 @@ def needs_of(job: Job, sources: Mapping[str, bytes]) -> Needs:
     packages = tuple(sorted(name for name in found if name and name not in sys.stdlib_module_names))
     helps = any(name in found for name in PARSERS)
     moves = any(b"sys.path" in sources[path] for path in seen)
-    return Needs(script=script, packages=packages, answers_help=helps, options=options, changes_path=moves)
+    return Needs(
+        script=script,
+        missing=_missing(named, sources) if inside and not script else "",
+        packages=packages,
+        answers_help=helps,
+        options=options,
+        changes_path=moves,
+    )
+
+
+def _missing(named: str, sources: Mapping[str, bytes]) -> str:
+    near = difflib.get_close_matches(named, sources, 1)
+    return f"{named} is not in the harness" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def unknown_options(options: Sequence[str], help_text: str) -> list[str]:

@@ -284,3 +284,5 @@ def _all_well(windows: Sequence[Window], first: Sample, last: Sample) -> Iterato
     if rates:
         least = min(rates, key=lambda rate: float(rate["during"]) / float(rate["usual"] or 1))
         yield f"made {least['during']:.4g} {least['unit'] or 'steps/s'} at least, usually {least['usual']:.4g}"
+    if not judged and not rates:
+        yield "neither its waiting nor its rate could be judged: orch was at work too shortly"

@@ -78,6 +78,8 @@ def _pieces(job: Job, ours: Harness) -> Iterator[bytes] | None:
 
 def judge(host: Host, job: Job, wanted: Needs, answer: Json) -> Iterator[Check]:
     """What an evaluation host's answer means, in the order in which an evaluation would meet it."""
+    if wanted.missing:
+        yield _check("program", False, wanted.missing, f"correct `command:` in {job.path.name}, or `harness.local:`")
     yield _python(host, answer["python"])
     yield from _imports(host, wanted, answer["imports"])
     yield _options(job, wanted, answer["help"])

@@ -38,8 +38,8 @@ ERRORS = {
 }
 
 PATIENCE = 4
-"""times `timeouts.dead` for an agent on a host that trains: it comes last there, so where every core is wanted its signs
-of life come late. A path that is cut is noticed as fast as elsewhere, by ssh's own signs of life."""
+"""times `timeouts.dead` for an agent on a host that trains: it comes last there, so where every core is wanted its
+signs of life come late. A path that is cut is noticed as fast as elsewhere, by ssh's own signs of life."""
 
 NOT_THERE = ("not found", "no such file", "unknown command")
 """what login shells say of a program that is not there"""

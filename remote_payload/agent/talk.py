@@ -127,7 +127,7 @@ class Talk:
             self._write(wire.encode(wire.BEAT))
 
     def _watch(self) -> None:
-        """Counts silence by its own looks: one that comes late, for others had the cores, kept the reader waiting too."""
+        """Counts silence by its own looks: when one comes late, for others had the cores, the reader waited too."""
         pause = min(1.0, self._dead / 4)
         silent, heard, looked = 0.0, self._heard, time.monotonic()
         while silent <= self._dead:

@@ -147,6 +147,11 @@ def test_a_program_that_can_t_even_show_its_help_says_why(project: Project) -> N
     assert state == "fail" and "no licence" in detail
 
 
+def test_a_program_that_the_harness_lacks_is_named_with_the_one_that_is_meant(project: Project) -> None:
+    (project.harness / "eval.py").rename(project.harness / "eval_.py")
+    assert project.check("program") == ("fail", "eval.py is not in the harness; did you mean eval_.py?")
+
+
 def test_a_program_without_options_is_not_started(project: Project) -> None:
     (project.harness / "eval.py").write_text(f"open({str(project.folder / 'ran')!r}, 'w')\n")
     assert project.check("options")[0] == "skipped" and not (project.folder / "ran").exists()
@@ -215,7 +220,10 @@ def test_needs_are_what_the_program_can_t_do_without(tmp_path: Path) -> None:
     found = needs_of(job, sources)
     assert found.packages == ("numpy", "torch", "yaml") and found.answers_help
     assert found.options == ("--out", "--n") and not found.changes_path
-    assert needs_of(_job(["bash", "run.sh"]), sources).script == ""
+    assert needs_of(_job(["{python}", "./eval.py"]), sources).script == "eval.py"
+    for elsewhere in (["bash", "run.sh"], ["{python}", "/opt/eval.py"], ["{python}", "-m", "eval"], ["{python}"]):
+        found = needs_of(_job(elsewhere), sources)
+        assert (found.script, found.missing) == ("", "")
 
 
 def _job(command: list[str]) -> Any:
