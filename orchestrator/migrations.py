@@ -54,7 +54,7 @@ def _columns(index: sqlite3.Connection) -> None:
     for (text,) in index.execute("SELECT document FROM documents").fetchall():
         try:
             index.execute(INSERT, row_of(entry_of(from_document(json.loads(text)))))
-        except (OrchError, ValueError):
+        except (OrchError, ValueError, RecursionError):
             continue  # its folder is still there: `orch ledger rebuild` says what is wrong with it
     index.execute("DROP TABLE documents")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,6 +15,10 @@ from orchestrator.measured import Digests, Entry, Estimate, Receipt, Result, Res
 FILE = "orch-result.json"
 """the last file that is written into a run's folder on this computer"""
 SCHEMA = 2
+MOST_STEPS = 2**63
+"""a step is below it: the ledger's index holds no larger number"""
+NUMBERS = ("value", "low", "high", "base_value", "base_low", "base_high")
+"""fields of an Entry"""
 Document = dict[str, Any]
 
 
@@ -27,7 +32,7 @@ def from_document(document: Mapping[str, Any]) -> Result:
     """A result from its JSON values, whatever schema they have. Raises Refused for a newer one, OrchError for none."""
     try:
         return _result(upgraded(document))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise OrchError(f"not a result: {type(error).__name__}: {error}") from None
 
 
@@ -81,7 +86,26 @@ def _result(document: Document) -> Result:
         values[name] = Estimate(**_known(Estimate, values[name])) if values[name] else None
     values["folder"] = Path(values["folder"])
     values["rule"] = rule_of(values["rule"])
-    return Result(**values)
+    result = Result(**values)
+    _check(result)
+    return result
+
+
+def _check(result: Result) -> None:
+    """Raises what `from_document` catches where a value is not of its field's kind: a ledger would stumble over it."""
+    for name, value in entry_of(result)._asdict().items():
+        if name == "step":
+            sound = type(value) is int and 0 <= value < MOST_STEPS
+        elif name in NUMBERS:
+            sound = value is None or (type(value) in (int, float) and math.isfinite(value))
+        else:
+            sound = isinstance(value, str) or (name == "verdict" and value is None)
+        if not sound:
+            raise ValueError(f"{name} is {ascii(value)[:80]}")
+    receipt, texts = result.receipt, (result.file, *result.receipt.reasons, *result.receipt.limits)
+    mappings = (result.source or {}, result.versions, *receipt.windows, *receipt.hosts)
+    if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, Mapping) for one in mappings):
+        raise ValueError("its receipt, source or versions make no sense")
 
 
 def rule_of(document: Mapping[str, Any]) -> ResultRule:

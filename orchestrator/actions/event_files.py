@@ -6,7 +6,6 @@ The file's name holds the result's id, so the same result is never there twice. 
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.actions.comparison import is_number
 from orchestrator.errors import ConfigError
 from orchestrator.model import Estimate, Result
 
@@ -21,6 +21,8 @@ LIMIT = 500
 """numbers of one result"""
 LEFT_OUT = ("schema", "step", "provenance")
 """keys of a result file that measure nothing"""
+UNFINISHED = "."
+"""how the name of a file begins that was not written to its end: it holds no result yet"""
 
 
 def write(folder: Path, result: Result, document: Mapping[str, Any]) -> Path | None:
@@ -30,19 +32,24 @@ def write(folder: Path, result: Result, document: Mapping[str, Any]) -> Path | N
     """
     place = folder / _name(result.run) / _name(result.job)
     mark = f".orch-{result.host}-{_name(result.id)}"
-    if place.is_dir() and any(there.name.endswith(mark) for there in place.iterdir()):
+    there = [file.name for file in place.iterdir()] if place.is_dir() else []
+    if any(name.endswith(mark) and not name.startswith(UNFINISHED) for name in there):
         return None
     records = list(_records(result, document))
     place.mkdir(parents=True, exist_ok=True)
     name = f"events.out.tfevents.{time.time_ns() // 10**6:015d}.{socket.gethostname()}{mark}"
-    temporary = place / f".{os.getpid()}{mark}"
-    writer = _record_writer(temporary)
+    temporary = place / f"{UNFINISHED}{os.getpid()}{mark}"
     try:
-        for record in records:
-            writer.write(record)
-    finally:
-        writer.close()
-    temporary.replace(place / name)
+        writer = _record_writer(temporary)
+        try:
+            for record in records:
+                writer.write(record)
+        finally:
+            writer.close()
+        temporary.replace(place / name)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     return place / name
 
 
@@ -74,7 +81,7 @@ def _numbers(document: Mapping[str, Any], above: str) -> Iterator[tuple[str, flo
             continue
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{above}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        elif is_number(value):
             yield f"{above}{key}", float(value)
 
 

@@ -63,7 +63,8 @@ class Ledger:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("no such"):
+            of_the_file = str(error).startswith(("no such", "Could not decode"))
+            if isinstance(error, sqlite3.OperationalError) and not of_the_file:
                 raise _keeps_nothing(self._folder, error) from None
             raise self._unreadable(str(error)) from None
 
@@ -79,6 +80,8 @@ class Ledger:
 
     def _prepare(self) -> None:
         version = migrations.version_of(self._index)
+        if version < 0:
+            raise self._unreadable(f"schema {version}")
         if version > SCHEMA:
             hint = "update orch"
             raise Refused(f"{self.file} was written by a newer orch (schema {version}, not {SCHEMA})", hint=hint)

@@ -8,18 +8,21 @@ import secrets
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from orchestrator import records
+from orchestrator import records, windows
 from orchestrator.clock import utc_now
 from orchestrator.errors import ConfigError, OrchError
 from orchestrator.keeping import write_whole
+from orchestrator.measured import TrainingVerdict
 from orchestrator.model import Receipt, Run
 
 SCHEMA = 1
 NAME = "receipt.json"
 LISTED = 10
 """ids that an error names at most"""
+MEASURED = ("seconds", "waited", "waited_usually", "major_faults")
+"""numbers of a window that are shown"""
 
 Kept = Mapping[str, Any]
 
@@ -78,13 +81,46 @@ def _all(state: Path) -> Iterator[Kept]:
     """Every receipt that can be read; an unreadable one costs itself only. Results of old have it inside."""
     for file in (*state.glob(f"runs/*/*/{NAME}"), *state.glob(f"guards/*/{NAME}")):
         kept = _read(file)
-        if "verdict" in kept:
+        if "verdict" in kept and _is_sound(kept):
             yield kept
     for file in state.glob(f"runs/*/*/{records.FILE}"):
         if not file.with_name(NAME).exists() and isinstance((kept := _read(file)).get("receipt"), dict):
             about = {key: kept.get(key) for key in ("id", "run", "job", "host", "step", "ended_at", "file")}
             told = {"schema": SCHEMA, "kind": "evaluation", "program": None, "exit_code": None, "hosts": []}
-            yield {**told, **about, **kept["receipt"]}
+            if _is_sound(whole := {**told, **about, **kept["receipt"]}):
+                yield whole
+
+
+def _is_sound(kept: Kept) -> bool:
+    """Whether it has the form that showing it relies on; of a newer schema that is not ours to tell."""
+    if isinstance(kept.get("schema"), int) and kept["schema"] > SCHEMA:
+        return True
+    texts, found, hosts = (kept.get(name) or [] for name in ("limits", "windows", "hosts"))
+    return (
+        kept.get("verdict") in get_args(TrainingVerdict)
+        and _are(str, kept.get("reasons") or [])
+        and _are(str, texts)
+        and isinstance(found, list)
+        and all(map(_is_sound_window, found))
+        and _are(dict, hosts)
+        and all(row.get("verdict") in get_args(TrainingVerdict) and _are(str, row.get("reasons")) for row in hosts)
+        and all(isinstance(row.get("host"), str) for row in hosts)
+    )
+
+
+def _is_sound_window(window: Any) -> bool:
+    if not windows.is_sound(window):
+        return False
+    measured = window.get("measured") or {}
+    rate = measured.get("rate") or {} if isinstance(measured, dict) else None
+    if not isinstance(rate, dict):
+        return False
+    numbers = [measured.get(name) for name in MEASURED] + [rate.get(name) for name in ("during", "usual")]
+    return all(number is None or type(number) in (int, float) for number in numbers)
+
+
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
 
 
 def _read(file: Path) -> dict[str, Any]:

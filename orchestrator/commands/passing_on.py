@@ -46,6 +46,6 @@ def _to_tensorboard(user: UserConfig, result: Result) -> str:
         event_files.write(user.tensorboard, result, measured if isinstance(measured, dict) else {})
     except OrchError as error:
         return f"tensorboard: {error.message}. {error.hint}"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last for thousands of objects in each other
         return f"tensorboard: step {result.step} was not written to {user.tensorboard}: {error}"
     return ""

@@ -109,7 +109,7 @@ def progress(word: str) -> str:
         return name(word)
     try:
         groups = re.compile(word).groupindex
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"a regular expression ({error})") from None
     unknown = sorted(set(groups) - {"step", "epoch", "loss", "rate", "unit"})
     if "step" not in groups or unknown:

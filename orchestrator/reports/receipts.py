@@ -69,7 +69,8 @@ def receipt_view(kept: Json) -> RenderableType:
 def _about(kept: Json) -> str:
     if kept.get("kind") == "guard":
         program = shown(str(kept.get("program")))
-        return f"{kept['id']}: `{program}` (exit code {kept.get('exit_code')}) beside run {shown(str(kept.get('run')))}"
+        code = shown(str(kept.get("exit_code")))
+        return f"{shown(str(kept['id']))}: `{program}` (exit code {code}) beside run {shown(str(kept.get('run')))}"
     where = f" on {shown(str(kept['host']))}" if kept.get("host") else ""
     return (
         f"{shown(str(kept['id']))}: evaluation of step {kept.get('step')} of run {shown(str(kept.get('run')))}{where}"

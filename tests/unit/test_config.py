@@ -268,6 +268,13 @@ WRONG = {
             "epoch, loss, rate, unit, found 'loss (?P<loss>.*)'"
         ],
     ),
+    "a progress pattern that repeats too often": (
+        GOOD + "    progress: '(?P<step>x{99999999999})'\n",
+        [
+            "hosts.yaml:8: runs.dflash.progress: expected a regular expression (the repetition number is too large), "
+            "found '(?P<step>x{99999999999})'"
+        ],
+    ),
     "a progress pattern that isn't one": (
         GOOD + "    progress: 'step ('\n",
         [

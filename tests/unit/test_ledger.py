@@ -127,3 +127,16 @@ def test_the_state_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert state_folder() == tmp_path / "orch"
     monkeypatch.setenv("ORCH_HOME", str(tmp_path / "own"))
     assert state_folder() == tmp_path / "own"
+
+
+@pytest.mark.parametrize("damage", ["PRAGMA user_version = -1", "UPDATE results SET job = CAST(x'ff' AS TEXT)"])
+def test_a_damaged_index_is_said_with_what_makes_it_anew(tmp_path: Path, damage: str) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.add(RESULT)
+    index = sqlite3.connect(tmp_path / "ledger.sqlite3")
+    with index:
+        index.execute(damage)
+    index.close()
+    with pytest.raises(OrchError, match="can't be read") as caught, Ledger(tmp_path) as ledger:
+        ledger.entries()
+    assert "ledger rebuild" in caught.value.hint

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +65,28 @@ def test_a_hook_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> Non
     assert not (tmp_path / "late").exists()
 
 
+def test_a_hook_ends_with_its_own_process_whatever_it_leaves_running(tmp_path: Path) -> None:
+    """What it left holds its stderr open, in a session of its own: nothing of orch's can end that, or waits for it."""
+    stay = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 30' &"
+    ready = f"while ! [ -s {tmp_path}/pid ]; do sleep 0.01; done"
+    for rest, timeout, said in (("exit 0", 20.0, ""), ("sleep 30", 1.0, "not done within 1 s, and was ended")):
+        began = time.monotonic()
+        try:
+            assert hooks.tell(["sh", "-c", f"{stay} {ready}; {rest}"], {}, timeout) == said
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            (tmp_path / "pid").unlink()
+
+
+def test_a_hook_that_floods_stderr_costs_no_memory_and_its_last_words_are_told(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    flood = "import os\nfor _ in range(2048): os.write(2, b'x' * 65536)\nos.write(2, b'the reason'); os._exit(4)"
+    said = hooks.tell([sys.executable, "-c", flood], {"long": "y" * 10**6}, 30)
+    assert said.startswith("exit 4: xx") and said.endswith("the reason") and len(said) < 400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10, "of 128 MiB"
+
+
 def test_the_same_result_is_written_once(tmp_path: Path) -> None:
     document = {"schema": 1, "step": 4, "a": {"b": 2.0, "ok": True, "none": None}, "rows": [1], "big": float("inf")}
     assert event_files.write(tmp_path, result(4), document) is not None
@@ -76,6 +100,20 @@ def test_the_same_result_is_written_once(tmp_path: Path) -> None:
         "baseline_headline/value": 3.0,
         "a/b": 2.0,
     }
+
+
+def test_a_result_whose_writing_was_cut_off_is_written_the_next_time(tmp_path: Path) -> None:
+    whole = event_files.write(tmp_path, result(4), {})
+    assert whole is not None
+    cut = whole.with_name(f".{os.getpid() + 1}{whole.name[whole.name.index('.orch-') :]}")
+    whole.rename(cut)  # as a kill in the middle leaves it
+    assert event_files.write(tmp_path, result(4), {}) is not None
+
+
+def test_numbers_that_no_float_can_hold_are_left_out(tmp_path: Path) -> None:
+    document = {"huge": 10**400, "none": float("nan"), "fits": 10**30}
+    assert event_files.write(tmp_path, result(4), document) is not None
+    assert [tag for tag in event_files.scalars(result(4), document) if "line" not in tag] == ["fits"]
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "..", "", "a\x00b\n", "x" * 5000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 import sys
@@ -161,6 +162,8 @@ def test_an_index_of_every_earlier_version_is_brought_up_to_date(tmp_path: Path)
         index.execute("PRAGMA user_version = 1")
         row = [document[name] for name in ("id", "run", "host", "step", "ended_at", "folder")]
         index.execute("INSERT INTO results VALUES (?,?,?,?,?,?,?)", (*row, json.dumps(document)))
+        row[0], damaged = "damaged", "[" * 10**5
+        index.execute("INSERT INTO results VALUES (?,?,?,?,?,?,?)", (*row, damaged))
     index.close()
     with Ledger(home) as ledger:
         (entry,) = ledger.entries()
@@ -217,6 +220,33 @@ def test_one_damaged_spec_takes_no_other_result_with_it(tmp_path: Path, changed:
     after = {row["id"]: row for row in answer(home, "results")["results"]}
     assert after[good.name] == before[good.name]
     assert bad.name in after if "run" in changed else bad.name in json.loads(done.stdout)["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": "many"},
+        {"step": 2**63},
+        {"headline": {"value": math.inf}},
+        {"headline": {"value": 10**400}},
+        {"headline": {"value": "much"}},
+        {"run": None},
+        {"digests": {"checkpoint": [], "harness": "h", "job": "j", "data": "d"}},
+        {"receipt": {"verdict": "changed", "reasons": [1], "windows": [], "limits": []}},
+        {"receipt": {"verdict": "changed", "reasons": [], "windows": [1], "limits": []}},
+    ],
+)
+def test_one_damaged_result_takes_no_other_with_it(tmp_path: Path, changed: dict[str, object]) -> None:
+    home = tmp_path / "state"
+    made_up.fill_run(home, 2)
+    good, bad = sorted((home / "runs" / "ct129").iterdir())
+    damaged = json.loads((bad / records.FILE).read_text())
+    (bad / records.FILE).write_text(json.dumps({**damaged, **changed}))
+    done = orch(home, "ledger", "rebuild", "--local", "--json")
+    assert done.returncode == 0, done.stderr
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert bad.name in warning and "not a result" in warning
+    assert [row["id"] for row in answer(home, "results")["results"]] == [good.name]
 
 
 def test_a_host_does_not_write_this_computers_own_files(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """The receipt's verdict over windows of samples; test_witness.py reaches each verdict for real."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.actions import receipt_files
 from orchestrator.actions.training import window
+from orchestrator.errors import ConfigError
 from orchestrator.receipts import receipt
 from orchestrator.windows import MOST_SAMPLES, is_sound, thinned
 
@@ -296,3 +300,26 @@ def test_a_kernel_that_killed_for_memory_meanwhile_is_a_hint() -> None:
 def test_a_training_without_a_new_step_is_not_said_to_have_stepped() -> None:
     found = receipt([window("ship", "box", now(0, step=5), now(1, step=5))])
     assert found.verdict == "undisturbed" and "still at step 5" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"verdict": "\x1b[31m"},
+        {"reasons": [5]},
+        {"limits": 7},
+        {"windows": [1]},
+        {"windows": [{"doing": 5, "before": "x"}]},
+        {"hosts": [{"host": "box"}]},
+    ],
+)
+def test_a_damaged_receipt_costs_itself_only(tmp_path: Path, damage: dict[str, Any]) -> None:
+    kept = [
+        receipt_files.keep_guarded(tmp_path, receipt([window("command", "box", sample(0), sample(1))]), "r", "true", 0)
+        for _ in range(2)
+    ]
+    damaged = kept[1][1]
+    damaged.write_text(json.dumps({**json.loads(damaged.read_text()), **damage}))
+    assert receipt_files.find(tmp_path, "latest")["id"] == kept[0][0]
+    with pytest.raises(ConfigError, match="no receipt"):
+        receipt_files.find(tmp_path, kept[1][0])

@@ -44,6 +44,11 @@ def test_a_sparkline_is_as_long_as_its_values_up_to_its_width(values: list[float
     assert len(sparkline(values, 60)) == min(60, len(values))
 
 
+def test_a_sparkline_shows_the_largest_numbers_that_there_are() -> None:
+    assert sparkline([-1.7e308, 1.7e308, 1.7e308]) == "▁██"
+    assert sparkline([1.7e308] * 4, 2) == "▄▄" and sparkline([1.0, math.inf, 2.0]) == "▁█"
+
+
 @pytest.mark.parametrize("values", [(1e308, -1e308), (5e-324, 0.0), (3.0, 3.0), (-1e300,), (1e11, 1e-11)])
 @pytest.mark.parametrize("steps", [(0, 2**63 - 1), (7, 7)])
 def test_any_numbers_of_a_result_can_be_drawn(
