@@ -11,6 +11,7 @@ from refusal import Refused
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _SHARE = 0.8  # of what is available, where no budget is given
+_LEAST = 1 << 20  # of a budget: below it is a unit that was forgotten
 _SLACK = 48 << 20  # buffers of matrix kernels and what the allocator keeps
 _CHUNKS = (2048, 1024, 512, 256, 128, 64)  # 512 to 2048 tokens keep a processor busy; fewer make its products small
 
@@ -93,7 +94,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is no size like 12GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    size = int(float(match[1]) * _UNITS[match[2] or ""])
+    if size < _LEAST:
+        raise argparse.ArgumentTypeError(f"{text!r} is {size} bytes, too little for anything: a size like 12GiB")
+    return size
 
 
 def size_text(size: int) -> str:

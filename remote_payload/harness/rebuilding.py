@@ -51,7 +51,7 @@ def _rebuild_shards(manifest: dict[str, Any], decoder: Decoder, shards: list[int
     texts = tuple(tuple(entry["token_ids"]) for entry in manifest["prompts"])
     layer_ids = tuple(manifest["target_layer_ids"])
     arithmetic = manifest["engine"].get("arithmetic", "float32")
-    if arithmetic not in DTYPES:
+    if arithmetic not in tuple(DTYPES):
         raise Refused(f"{out}: was computed in {arithmetic}; this harness computes in {' or '.join(DTYPES)}: update it")
     plan = plan_for(decoder, texts, means.memory, arithmetic)
     chunk_tokens = manifest["engine"].get("chunk_tokens", plan.chunk_tokens)

@@ -52,6 +52,7 @@ def test_every_option_is_explained(make):
         (evaluate, ["--budgets", "16,x"], "expected a number, not 'x'"),
         (evaluate, ["--device", "cuda"], "invalid choice: 'cuda'"),
         (extract, ["--memory", "lots"], "'lots' is no size like 12GiB"),
+        (extract, ["--memory", "12"], "'12' is 12 bytes, too little for anything"),
         (extract, ["--max-new-tokens", "0"], "expected a number from 1 up"),
         (extract, ["--layers", "1,x"], "expected layers like 1,9,17"),
         (extract, ["--layers", "1", "--drafter", "x"], "not allowed with argument --layers"),

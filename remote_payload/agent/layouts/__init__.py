@@ -91,6 +91,17 @@ def recognise(tree: Tree, layout: Optional[str], folder: str = "") -> Optional[R
     return None
 
 
+def overlooked(tree: Tree, run: Recognised) -> Optional[Tuple[str, str]]:
+    """(layout, path) of a checkpoint in the run's folder that another layout would find, and this one does not see."""
+    seen = [found.path for found in run.findings.found] + [path for path, _ in run.findings.ignored]
+    for other in LAYOUTS:
+        findings = other.find(tree, run.folder)
+        unseen = [each.path for each in findings.found if not any((each.path + "/").startswith(p + "/") for p in seen)]
+        if unseen and other.claims(tree, findings):
+            return other.name, unseen[-1]
+    return None
+
+
 def runs_below(tree: Tree, layout: Optional[str]) -> List[Recognised]:
     """The runs in folders directly below the root, where the root itself holds no checkpoints.
 

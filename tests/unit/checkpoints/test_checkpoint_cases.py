@@ -42,6 +42,17 @@ def test_order_is_by_integers_and_not_by_text(tmp_path: Path) -> None:
     assert shipped.account["bytes"] == answer["latest"]["ship_bytes"] < answer["latest"]["bytes"]
 
 
+def test_where_nothing_is_complete_a_checkpoint_of_another_layout_is_named(tmp_path: Path) -> None:
+    step(tmp_path, 1)
+    write(tmp_path / "checkpoint-30" / "trainer_state.json", "{")
+    write(tmp_path / "checkpoint-30" / "model.safetensors", b"cut")
+    answer = look(tmp_path)
+    assert answer["latest"] is None and answer["layout"] == "hf"
+    (told,) = answer["warnings"]
+    assert "step_1/checkpoint.pt would be one of layout step-folders" in told and "`layout:`" in told
+    assert look(tmp_path, layout="step-folders")["latest"]["step"] == 1
+
+
 file_names = st.one_of(
     st.builds("step{}{}".format, st.sampled_from(["", "_", "-", "=", " "]), st.integers(0, 10**19)),
     st.builds(
