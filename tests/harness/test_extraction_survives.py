@@ -152,7 +152,7 @@ def test_a_tight_budget_makes_chunks_smaller():
     assert [plan_memory(needs, budget << 20).chunk_tokens for budget in (600, 300, 200, 155)] == [2048, 1024, 512, 64]
 
 
-@pytest.mark.parametrize("text, size", [("750MB", 750_000_000), ("1.5GiB", 1610612736), ("12M", 12 * 10**6), ("2G", 2 * 10**9)])
+@pytest.mark.parametrize("text, size", [("750MB", 750_000_000), ("1.5GiB", 1610612736), ("2000000", 2 * 10**6)])
 def test_sizes_are_read_as_people_write_them(text, size):
     assert parse_size(text) == size
     assert size_text(1610612736) == "1.50 GiB"
