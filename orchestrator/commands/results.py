@@ -49,7 +49,7 @@ def results(
 @click.option("--run", help="Training run that latest and step:N are of, where the ledger knows several.")
 @click.option("--job", help="Job that they are of, likewise.")
 @click.option("--mixed", is_flag=True, help="Compare also what different harnesses or data measured; it is marked.")
-@click.option("--fail-if-worse", is_flag=True, help="Exit 8 when A is worse than B.")
+@click.option("--fail-if-worse", is_flag=True, help="Exit 8 when A is worse than B, or nothing says so.")
 @_csv
 @common
 def compare(
@@ -70,9 +70,9 @@ def compare(
     is paired over the items, such as prompts, that both measured.
     """
     with calling("compare", as_json, verbose, inventory) as call:
-        from orchestrator.errors import EvaluationFailed
         from orchestrator.reports import answers
         from orchestrator.workflows.compare import compare as story
+        from orchestrator.workflows.compare import judged
 
         report = story(a, b, run=run, job=job, mixed=mixed)
         call.body = answers.compare_body(report)
@@ -81,8 +81,8 @@ def compare(
         elif not as_json:
             _print(answers.compare_lines(report))
         call.warn(report.warnings)
-        if fail_if_worse and report.verdict == "worse":
-            raise EvaluationFailed(f"{report.a.label} is worse than {report.b.label}")
+        if fail_if_worse and (error := judged(report)) is not None:
+            raise error
 
 
 def _print(lines: Iterable[str]) -> None:
