@@ -118,6 +118,8 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         reason = f": {run.reason}" if run.reason else ""
         known = row.results.get(run.id)
         headline = f", {known.headline_name} {measured(known.headline)}" if known and known.headline else ""
+        if run.id in row.unread:
+            headline = f", no result that can be read (orch attach {run.id} says why)"
         yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
         older = len(row.unevaluated) - NEWEST

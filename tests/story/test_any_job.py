@@ -125,3 +125,29 @@ def test_a_changed_script_makes_results_that_are_not_compared(project: Path) -> 
     orch(project, "report", "--out", "report.html")
     text = (project / "report.html").read_text()
     assert "0.01 * (n % 3)" in text and "0.02 * (n % 3)" in text, "line by line"
+
+
+def test_items_that_the_result_lacks_are_a_warning_that_names_what_is_there(project: Path) -> None:
+    job = project / "jobs" / "score.yaml"
+    job.write_text(JOB.replace("items: questions", "items: qestions"))
+    for _ in ("evaluated", "already evaluated"):
+        found = document(project, "eval-latest", "--yes")
+        assert found["result"]["headline"]["low"] is None
+        (warning,) = [text for text in found["warnings"] if "result.items" in text]
+        assert "no list at qestions" in warning and "keys there: summary, questions" in warning
+
+
+def test_a_misspelt_headline_is_mended_without_a_second_evaluation(project: Path) -> None:
+    job = project / "jobs" / "score.yaml"
+    job.write_text(JOB.replace("summary.error", "summary.eror"))
+    error = document(project, "eval-latest", "--yes", code=8)["error"]
+    run = document(project, "runs")["runs"][0]["id"]
+    assert f"run {run} on eval: score.json has no number at summary.eror" in error["message"]
+    assert "result.headline in jobs/score.yaml; keys there: error" in error["hint"]
+    assert f"orch attach {run}" in error["hint"]
+    assert document(project, "status")["runs"][0]["unevaluated"] == [10, 20, 30], "a result was not read"
+    assert "no result that can be read" in orch(project, "status")
+    job.write_text(JOB)
+    found = document(project, "attach", run)
+    assert found["run"]["id"] == run and found["result"]["headline"]["name"] == "summary.error"
+    assert document(project, "status")["runs"][0]["unevaluated"] == [10, 20]
