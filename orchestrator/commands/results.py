@@ -12,6 +12,13 @@ import click
 from orchestrator.commands.call import calling, common
 
 
+def _one_form(as_csv: bool, as_json: bool) -> None:
+    from orchestrator.errors import ConfigError
+
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json exclude each other", hint="give one of them")
+
+
 def _csv(function: click.decorators.FC) -> click.decorators.FC:
     return click.option("--csv", "as_csv", is_flag=True, help="Comma-separated lines on stdout.")(function)
 
@@ -32,6 +39,7 @@ def results(
         from orchestrator.reports import answers
         from orchestrator.workflows.results import results as story
 
+        _one_form(as_csv, as_json)
         found = story(run, last if as_json or as_csv or last else answers.LAST)
         if as_json:
             call.body = answers.results_body(found)
@@ -74,9 +82,10 @@ def compare(
         from orchestrator.workflows.compare import compare as story
         from orchestrator.workflows.compare import judged
 
+        _one_form(as_csv, as_json)
         report = story(a, b, run=run, job=job, mixed=mixed)
         call.body = answers.compare_body(report)
-        if as_csv and not as_json:
+        if as_csv:
             click.echo(answers.compare_csv(report), nl=False)
         elif not as_json:
             _print(answers.compare_lines(report))

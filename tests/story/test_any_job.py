@@ -151,3 +151,34 @@ def test_a_misspelt_headline_is_mended_without_a_second_evaluation(project: Path
     found = document(project, "attach", run)
     assert found["run"]["id"] == run and found["result"]["headline"]["name"] == "summary.error"
     assert document(project, "status")["runs"][0]["unevaluated"] == [10, 20]
+
+
+def test_a_checkpoint_folder_that_is_not_there_is_a_wrong_inventory_and_an_empty_one_is_not(project: Path) -> None:
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace("/train/ckpt", "/train/nope"))
+    for words in (("eval-latest", "--yes"), ("eval-latest", "--dry-run"), ("checkpoints",)):
+        error = document(project, *words, code=2)["error"]
+        assert "no such folder" in error["message"] and "nope" in error["message"] and error["host"] == "train"
+        assert "`checkpoints:`" in error["hint"] and "mkdir" not in error["hint"]
+    (project.parent / "train" / "nope").mkdir()
+    for words in (("eval-latest", "--yes"), ("checkpoints",)):
+        assert "no complete checkpoint" in document(project, *words, code=3)["error"]["message"]
+
+
+def test_a_host_that_answered_and_lacks_its_python_is_not_told_as_silent(project: Path) -> None:
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace(f"eval, python: {sys.executable}", "eval, python: /nope/python"))
+    for words in (("status",), ("runs",)):
+        said = orch(project, *words, code=4)
+        assert "no /nope/python there" in said and "no answer" not in said
+
+
+def test_runs_are_narrowed_to_a_training_run(project: Path) -> None:
+    orch(project, "eval-latest", "--yes")
+    (run,) = document(project, "runs", "tiny")["runs"]
+    assert run["step"] == 30 and run["id"] in orch(project, "runs", "tiny")
+    error = document(project, "runs", "tny", code=2)["error"]
+    assert "did you mean 'tiny'?" in error["message"] and "below runs:" in error["hint"]
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text() + "  other: {host: train, checkpoints: /c, job: score}\n")
+    assert document(project, "runs", "other")["runs"] == []

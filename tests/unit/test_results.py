@@ -168,6 +168,11 @@ def test_continuous_integration_fails_on_what_is_worse_alone(home: Path) -> None
     assert orch(home, "compare", "step:1500", "latest").returncode == 0
 
 
+@pytest.mark.parametrize("words", [("results",), ("compare", "latest")])
+def test_comma_separated_lines_and_a_document_exclude_each_other(home: Path, words: tuple[str, ...]) -> None:
+    assert "--csv and --json" in answer(home, *words, "--csv", code=2)["error"]["message"]
+
+
 def test_a_comparison_is_one_line_of_csv(home: Path) -> None:
     (row,) = csv.DictReader(orch(home, "compare", "latest", "--csv").stdout.splitlines())
     assert row["verdict"] == "better" and row["mixed"] == "false" and float(row["low"]) > 0
