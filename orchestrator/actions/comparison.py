@@ -74,6 +74,32 @@ def unpaired(document: Mapping[str, Any] | None, rule: ResultRule) -> int:
     return len(_rows(document, rule)) - len(items(document, rule))
 
 
+def missing(document: Mapping[str, Any] | None, rule: ResultRule) -> str:
+    """Why the items that the job names are not there, with what is; "" where they are, or the job names none."""
+    if not rule.items or items(document, rule):
+        return ""
+    rows = pick(document, rule.items)
+    if not isinstance(rows, list) or not rows:
+        what = "no list" if not isinstance(rows, list) else "no item in the list"
+        return f"{what} at {rule.items} (result.items); keys there: {keys_there(document, rule.items)}"
+    first = rows[0]
+    if not _rows(document, rule):
+        told = keys_there(first, rule.item_value)
+        return f"no item of {rule.items} has a number at {rule.item_value} (result.item_value); keys there: {told}"
+    told = keys_there(first, rule.item_id)
+    return f"no item of {rule.items} has a {rule.item_id} of its own (result.item_id); keys there: {told}"
+
+
+def keys_there(document: Any, path: str | None) -> str:
+    """The keys of the last object on the way along a dotted path: what a misspelt one could have meant."""
+    found = document
+    for part in (path or "").split("."):
+        if not isinstance(found, Mapping) or not isinstance(found.get(part), Mapping):
+            break
+        found = found[part]
+    return ", ".join(str(key) for key in list(found)[:20]) if isinstance(found, Mapping) else "none"
+
+
 def _rows(document: Mapping[str, Any] | None, rule: ResultRule) -> list[tuple[str | None, float]]:
     """(id, value) of all items with a number."""
     rows = pick(document, rule.items)

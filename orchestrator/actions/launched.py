@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator import records
 from orchestrator.answers import read_run
 from orchestrator.errors import OrchError
 from orchestrator.keeping import is_plain, keep
@@ -16,6 +17,7 @@ from orchestrator.model import Run
 
 SCHEMA = 1
 NAME = "launched.json"
+ENDED = "exit.json"
 RUNS = "runs"
 GONE = "its folder is no longer on {host}: the host came back empty, or somebody removed it"
 
@@ -60,6 +62,12 @@ def place(state: Path, run: Run) -> Path | None:
     return state / RUNS / run.host / run.id if is_plain(run.id) else None
 
 
+def came_without_result(state: Path, run: Run) -> bool:
+    """Whether the files of a run that succeeded are here, and held no result that could be read."""
+    folder = place(state, run)
+    return folder is not None and (folder / ENDED).exists() and not (folder / records.FILE).exists()
+
+
 def gone(run: Run) -> Run:
     """The same run once its host no longer has it."""
     reason = GONE.format(host=run.host)
@@ -72,7 +80,7 @@ def _read(folder: Path) -> Iterator[tuple[int, Run]]:
     for path in folder.glob(f"*/{NAME}"):
         row = _json(path)
         if row is not None and row.get("schema") == SCHEMA:
-            ended = _json(path.parent / "exit.json") or {}
+            ended = _json(path.parent / ENDED) or {}
             row.update(
                 {key: ended[key] for key in ("state", "exit_code", "signal", "reason", "ended_at") if key in ended}
             )

@@ -12,6 +12,9 @@ from orchestrator.model import Harness, HarnessFacts, Host, Job, Role, Run, Scan
 from orchestrator.ssh.agent import ERRORS, ask
 from orchestrator.ssh.connection import Connection
 
+FAILED = frozenset({"error", "kind", "message", "hint"})
+"""keys of a part that failed"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
@@ -25,6 +28,8 @@ class RunFacts:
     """of the training process, for a receipt: from before and after the rest was looked at; none where not asked for"""
     scan: Scan | None
     errors: tuple[str, ...]
+    unscanned: OrchError | None = None
+    """why there is no `scan` although one was asked for"""
 
     @property
     def neighbour(self) -> Json | None:
@@ -167,12 +172,13 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
 
     def part(name: str) -> Json | None:
         value = facts.get(name)
-        if isinstance(value, dict) and set(value) == {"error"}:
+        if isinstance(value, dict) and "error" in value and set(value) <= FAILED:
             errors.append(f"{host.name}: {name}: {value['error']}")
             return None
         return value
 
     scan = part("checkpoints")
+    failed = facts.get("checkpoints") if scan is None else None
     return RunFacts(
         process=part("process"),
         progress=part("progress"),
@@ -180,7 +186,14 @@ def _run_facts(host: Host, facts: Json) -> RunFacts:
         samples=tuple(facts.get("samples") or ()),
         scan=read_scan(host.name, scan) if scan else None,
         errors=tuple(errors),
+        unscanned=_unscanned(host, failed) if failed else None,
     )
+
+
+def _unscanned(host: Host, failed: Json) -> OrchError:
+    failure = ERRORS.get(failed.get("kind", ""), OrchError)
+    said = str(failed.get("message") or failed["error"])
+    return failure(f"{host.name}: {said}", hint=str(failed.get("hint") or ""), host=host.name)
 
 
 def _eval_facts(host: Host, facts: Json) -> EvalFacts:

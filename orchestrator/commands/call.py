@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from orchestrator.errors import Interrupted, OrchError, TimeLimit
+from orchestrator.errors import Interrupted, OrchError, RemotePythonError, TimeLimit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,6 +74,8 @@ class Call:
         Without its message where table and error go to a terminal, unless one is of several lines: a table folds those.
         """
         first = errors[0]
+        if isinstance(first, RemotePythonError):  # it did answer
+            return first
         read_together = all(map(_is_terminal, (sys.stdout, sys.stderr)))
         if self.as_json or not read_together or any("\n" in error.message for error in errors):
             return first

@@ -12,6 +12,13 @@ import click
 from orchestrator.commands.call import calling, common
 
 
+def _one_form(as_csv: bool, as_json: bool) -> None:
+    from orchestrator.errors import ConfigError
+
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json exclude each other", hint="give one of them")
+
+
 def _csv(function: click.decorators.FC) -> click.decorators.FC:
     return click.option("--csv", "as_csv", is_flag=True, help="Comma-separated lines on stdout.")(function)
 
@@ -32,6 +39,7 @@ def results(
         from orchestrator.reports import answers
         from orchestrator.workflows.results import results as story
 
+        _one_form(as_csv, as_json)
         found = story(run, last if as_json or as_csv or last else answers.LAST)
         if as_json:
             call.body = answers.results_body(found)
@@ -49,7 +57,7 @@ def results(
 @click.option("--run", help="Training run that latest and step:N are of, where the ledger knows several.")
 @click.option("--job", help="Job that they are of, likewise.")
 @click.option("--mixed", is_flag=True, help="Compare also what different harnesses or data measured; it is marked.")
-@click.option("--fail-if-worse", is_flag=True, help="Exit 8 when A is worse than B.")
+@click.option("--fail-if-worse", is_flag=True, help="Exit 8 when A is worse than B, or nothing says so.")
 @_csv
 @common
 def compare(
@@ -70,19 +78,20 @@ def compare(
     is paired over the items, such as prompts, that both measured.
     """
     with calling("compare", as_json, verbose, inventory) as call:
-        from orchestrator.errors import EvaluationFailed
         from orchestrator.reports import answers
         from orchestrator.workflows.compare import compare as story
+        from orchestrator.workflows.compare import judged
 
+        _one_form(as_csv, as_json)
         report = story(a, b, run=run, job=job, mixed=mixed)
         call.body = answers.compare_body(report)
-        if as_csv and not as_json:
+        if as_csv:
             click.echo(answers.compare_csv(report), nl=False)
         elif not as_json:
             _print(answers.compare_lines(report))
         call.warn(report.warnings)
-        if fail_if_worse and report.verdict == "worse":
-            raise EvaluationFailed(f"{report.a.label} is worse than {report.b.label}")
+        if fail_if_worse and (error := judged(report)) is not None:
+            raise error
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -13,18 +13,24 @@ GRACE = 30.0
 
 
 @click.command()
+@click.argument("run", required=False)
 @click.option("--host", help="Only this evaluation host (else all of them).")
 @click.option("--all", "everything", is_flag=True, help="Every run, not only the newest of each host.")
 @common
-def runs(host: str | None, everything: bool, as_json: bool, verbose: int, inventory: Path | None) -> None:
-    """The evaluations on every evaluation host, and how they stand."""
+def runs(
+    run: str | None, host: str | None, everything: bool, as_json: bool, verbose: int, inventory: Path | None
+) -> None:
+    """The evaluations on every evaluation host, and how they stand.
+
+    Of a training run, or of all.
+    """
     with calling("runs", as_json, verbose, inventory) as call:
         from orchestrator.reports.documents import runs_body
         from orchestrator.workflows.runs import list_runs
 
         found = call.inventory()
         with call.connections(found) as connections:
-            report = list_runs(found, host, connections)
+            report = list_runs(found, host, connections, of=run)
         call.body = runs_body(report)
         if not as_json:
             from orchestrator.reports.tables import runs_table

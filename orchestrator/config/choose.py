@@ -70,7 +70,9 @@ def only_job(inventory: Inventory) -> str:
 
 def _known(what: str, name: str, names: Sequence[str], inventory: Inventory) -> str:
     if name not in names:
-        raise ConfigError(f"no {what} {quoted(name)} in {displayed(inventory.path)}; {did_you_mean(name, names)}")
+        message = f"no {what} {quoted(name)} in {displayed(inventory.path)}; {did_you_mean(name, names)}"
+        add = f"add it below {what}s:"
+        raise ConfigError(message, hint=f"name one of these: {', '.join(names)}; or {add}" if names else add)
     return name
 
 

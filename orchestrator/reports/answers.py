@@ -177,7 +177,7 @@ def compare_lines(report: CompareReport) -> Iterator[str]:
     for name, side in (("a", report.a), ("b", report.b)):
         rows.append((name, side.label, figure(side.headline), interval(side.headline)))
     found = report.difference
-    if found.estimate is not None:
+    if found.estimate is not None and found.items:
         rows.append(
             ("a - b", f"over {found.items} shared items", figure(found.estimate, "+"), interval(found.estimate, "+"))
         )

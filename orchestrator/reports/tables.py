@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.amounts import ago, duration, size
-from orchestrator.model import Drift, Entry, Plan, Result, Run, Scan, Staged
+from orchestrator.errors import OrchError, RemotePythonError
+from orchestrator.model import Drift, Entry, Host, Plan, Result, Run, Scan, Staged
 from orchestrator.records import entry_of
 from orchestrator.reports.text import measured, rate, shown
 from orchestrator.workflows.status import HostRow, RunRow, StatusReport
@@ -44,7 +45,7 @@ def _hosts(rows: Sequence[HostRow]) -> Table:
     table = _table("host", "cpu", "load", "memory free", "disk free", "gpus")
     for row in rows:
         if row.facts is None:
-            table.add_row(row.host.name, Text("no answer", style="red"))
+            table.add_row(row.host.name, Text(_why_no_facts(row.host, row.error), style="red"))
             continue
         facts = row.facts
         memory, disk, load = facts["memory"], facts["disk"], facts["load"]
@@ -57,6 +58,13 @@ def _hosts(rows: Sequence[HostRow]) -> Table:
             _gpus(row),
         )
     return table
+
+
+def _why_no_facts(host: Host, error: OrchError | None) -> str:
+    """Short: the host may well have answered, and have no such python."""
+    if isinstance(error, RemotePythonError):
+        return shown(error.message.removeprefix(f"{host.name}: "), limit=60)
+    return "no answer"
 
 
 def _unreachable(rows: Sequence[HostRow]) -> Iterator[Text]:
@@ -86,7 +94,7 @@ def _run(row: RunRow) -> Table:
     grid = Table.grid(padding=(0, 2), pad_edge=True)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for label, value in _run_lines(row) if row.seen else [("not seen", f"{row.host} did not answer")]:
+    for label, value in _run_lines(row) if row.seen else [("not seen", f"{row.host} could not be asked")]:
         grid.add_row(label, Text(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], "")))
     for label, value in _evaluation_lines(row):
         grid.add_row(label, Text(shown(value, limit=400), style=STYLES.get(value.split(" ", 1)[0], "")))
@@ -118,6 +126,8 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         reason = f": {run.reason}" if run.reason else ""
         known = row.results.get(run.id)
         headline = f", {known.headline_name} {measured(known.headline)}" if known and known.headline else ""
+        if run.id in row.unread:
+            headline = f", no result that can be read (orch attach {run.id} says why)"
         yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
     if row.unevaluated:
         older = len(row.unevaluated) - NEWEST
@@ -190,7 +200,14 @@ def runs_table(report: RunsReport, *, everything: bool = False) -> RenderableTyp
             table.add_row(shown(run.id), run.host, str(run.step), shown(run.job), state, *map(shown, times), _why(run))
         if outcome.error is not None:
             table.add_row(
-                "", outcome.host.name, "", "", Text("no answer", style="red"), "", "", shown(outcome.error.message)
+                "",
+                outcome.host.name,
+                "",
+                "",
+                Text(_why_no_facts(outcome.host, outcome.error), style="red"),
+                "",
+                "",
+                shown(outcome.error.message),
             )
     return table
 

@@ -40,7 +40,7 @@ ERRORS = {
 PATIENCE = 4
 """times `timeouts.dead` for an agent on a host that trains: it comes last there, so where every core is wanted its
 signs of life come late. A path that is cut is noticed as fast as elsewhere, by ssh's own signs of life."""
-
+SLOW = "this machine is too busy to answer: raise timeouts.dead in hosts.yaml"
 NOT_THERE = ("not found", "no such file", "unknown command")
 """what login shells say of a program that is not there"""
 
@@ -177,7 +177,7 @@ class Conversation:
         except TimeoutError:
             raise ConnectionLost(
                 f"{self._host.name}: no sign of life for {patience:.0f} s; the result is unknown",
-                hint=f"try: ssh {self._host.ssh} true",
+                hint=_to_try(self._host, "true") if self._host.transport != "local" else SLOW,
                 host=self._host.name,
             ) from None
         self._buffer += data
@@ -217,14 +217,19 @@ def why_no_agent(host: Host, status: int, said: str) -> dict[str, str]:
         hint = f"name a newer one as `python:` of host {host.name} in hosts.yaml"
     elif "not available" in lowered or "nologin" in lowered:
         message = f"{host.name}: this user may not run commands there (its login shell is nologin)"
-        hint = f"try: ssh {host.ssh} true"
+        hint = _to_try(host, "true")
     elif "shared librar" not in lowered and (status == 127 or any(word in lowered for word in NOT_THERE)):
         message = f"{host.name}: no {host.python} there"
-        hint = f"name one as `python:` of host {host.name} in hosts.yaml; try: ssh {host.ssh} {host.python} --version"
+        hint = f"name one as `python:` of host {host.name} in hosts.yaml; {_to_try(host, f'{host.python} --version')}"
     else:
         message = f"{host.name}: {host.python} did not start the agent (exit {status}): {said.strip()[-200:]!r}"
-        hint = f"try: ssh {host.ssh} {host.python} --version"
+        hint = _to_try(host, f"{host.python} --version")
     return {"message": message, "hint": hint, "host": host.name}
+
+
+def _to_try(host: Host, command: str) -> str:
+    """What to type to see it for oneself; of a host that is this machine, without ssh."""
+    return f"try: {command}" if host.transport == "local" else f"try: ssh {host.ssh} {command}"
 
 
 def ask(

@@ -46,12 +46,24 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
         folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
         if run.state != "succeeded":
             return None
-        found = reading.result_of(files.get, scene.evaluate.name, folder, receipts.brief(receipt), scene.job.result)
+        try:
+            found = reading.result_of(files.get, scene.evaluate.name, folder, receipts.brief(receipt), scene.job.result)
+        except EvaluationFailed as error:
+            raise _unreadable(run, error) from None
         # whoever started it may know the training box by another name
         result = replace(found, origin=scene.origin, source=found.source or scene.training.source)
         ledger.add(result)
         _keep_scripts(scene, ledger)
     return result
+
+
+def _unreadable(run: Run, error: EvaluationFailed) -> EvaluationFailed:
+    """The same error with the run, and what to type: a misspelt headline needs no second evaluation."""
+    again = f"then orch attach {run.id} reads it again"
+    if not isinstance(error, reading.NoHeadline):
+        again = f"orch logs {run.id} shows its log; orch rerun {run.id} evaluates again"
+    hint = "; ".join(filter(None, (error.hint, again)))
+    return EvaluationFailed(f"run {run.id} on {run.host}: {error.message}", hint=hint, host=run.host)
 
 
 def _keep_scripts(scene: Scene, ledger: Ledger) -> None:

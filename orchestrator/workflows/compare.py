@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.actions import comparison
 from orchestrator.actions.ledger import Ledger
-from orchestrator.errors import ConfigError, OrchError, Refused
+from orchestrator.errors import ConfigError, EvaluationFailed, OrchError, Refused
 from orchestrator.measured import Difference, Entry, Estimate, Result, Verdict
 from orchestrator.workflows import reading
 
@@ -56,6 +56,18 @@ def compare(a: str, b: str, *, run: str | None = None, job: str | None = None, m
         return _compared(ours, theirs, differs, ledger)
 
 
+def judged(report: CompareReport) -> OrchError | None:
+    """What `--fail-if-worse` fails with: A is worse, or nothing says whether it is. A gate that can't see is shut."""
+    if report.verdict == "worse":
+        return EvaluationFailed(f"{report.a.label} is worse than {report.b.label}")
+    if report.verdict is None:
+        why = f"{report.a.label} can't be judged: fewer than two shared items with {report.b.label}"
+        job = report.a.entry.job
+        hint = f"mend items, item_id and item_value of result: in jobs/{job}.yaml; then orch rerun ID, of both"
+        return EvaluationFailed(why, hint=hint)
+    return None
+
+
 def _compared(ours: Side, theirs: Side, differs: tuple[str, ...], ledger: Ledger) -> CompareReport:
     warnings = []
     if ours.entry.headline_name != theirs.entry.headline_name:
@@ -66,29 +78,32 @@ def _compared(ours: Side, theirs: Side, differs: tuple[str, ...], ledger: Ledger
     items: list[dict[str, float]] = []
     for side in (ours, theirs):
         try:
-            pairable, others = _items(side, ledger.open(side.entry.host, side.entry.id))
+            pairable, others, missing = _items(side, ledger.open(side.entry.host, side.entry.id))
             items.append(pairable)
             if others:
                 why = f"have no id of their own: see result.item_id of jobs/{side.entry.job}.yaml"
                 warnings.append(f"{side.label}: {others} items are left out, as they {why}")
+            elif missing:
+                warnings.append(f"{side.label}: {missing}")
         except (OrchError, OSError) as error:
             items.append({})
             warnings.append(f"{side.label}: its items can't be read: {error}")
     found = comparison.paired(items[0], items[1], ours.entry.better)
     if found.estimate is None and ours.headline and theirs.headline:
         found = replace(found, estimate=Estimate(value=ours.headline.value - theirs.headline.value))
-        warnings.append("no shared items, so no interval and no verdict (result.items in the job's file)")
+        where = f"result.items in jobs/{ours.entry.job}.yaml"
+        warnings.append(f"no shared items, so no interval and no verdict ({where})")
     elif (most := max(map(len, items))) > found.items:
         warnings.append(f"{found.items} of {most} items are in both and count")
     return CompareReport(a=ours, b=theirs, difference=found, mixed=differs, warnings=tuple(warnings))
 
 
-def _items(side: Side, result: Result) -> tuple[dict[str, float], int]:
-    """Those that can be paired, and how many others there are."""
-    content = reading.files_in(result.folder)(result.rule.file)
-    document = reading.read_result(content, result.rule, f"jobs/{result.job}.yaml")
+def _items(side: Side, result: Result) -> tuple[dict[str, float], int, str]:
+    """Those that can be paired, how many others there are, and why there are none although the job names them."""
+    document = reading.document_of(result)
     measured = document.get("baseline") if side.is_baseline else document
-    return comparison.items(measured, result.rule), comparison.unpaired(measured, result.rule)
+    rule = result.rule
+    return comparison.items(measured, rule), comparison.unpaired(measured, rule), comparison.missing(measured, rule)
 
 
 def _differs(ours: Entry, theirs: Entry) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from orchestrator.errors import EvaluationFailed, OrchError, Refused, TornCheckp
 from orchestrator.keeping import state_folder
 from orchestrator.model import Action, Checkpoint, Drift, Entry, Inventory, Job, Plan, Result, Run, Scan
 from orchestrator.ssh.choose import Connections
-from orchestrator.workflows import witnessing
+from orchestrator.workflows import reading, witnessing
 from orchestrator.workflows.acting import launch, plan_for, ship, sync
 from orchestrator.workflows.collecting import bring_home, collect, earlier, known_result, look_again
 from orchestrator.workflows.following import follow
@@ -143,6 +143,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     if scene.options.dry_run or (scene.options.detach and action.do == "join"):
         return EvalReport(plan=plan, run=run)
     if action.do == "nothing" and (known := known_result(scene, run)) is not None:
+        _warn_of(known, listener)
         _bring_home(scene, connections, listener)
         return EvalReport(plan=plan, run=run, result=known, history=earlier(scene, run.id))
     return _finish(scene, plan, run, connections, listener, [scene.window()])
@@ -213,12 +214,18 @@ def _finish(
     result = collect(scene, run, connections, looks) if run.folder else None
     if result is not None:
         listener.measured(run, result)
+        _warn_of(result, listener)
     elif run.folder:  # it failed, which the command ends with; what training did is said all the same
         kept = receipt_files.find(state_folder(), f"{run.host}/{run.id}")
         if kept["verdict"] == "changed":
             listener.warned("; ".join(kept["reasons"]))
     _bring_home(scene, connections, listener)
     return EvalReport(plan=plan, run=run, result=result, history=earlier(scene, run.id))
+
+
+def _warn_of(result: Result, listener: Listener) -> None:
+    if lacks := reading.doubt(result):
+        listener.warned(lacks)
 
 
 def _bring_home(scene: Scene, connections: Connections, listener: Listener) -> None:

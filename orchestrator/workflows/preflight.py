@@ -9,7 +9,7 @@ from orchestrator.actions import harness, preflight
 from orchestrator.actions.observation import RunFacts
 from orchestrator.amounts import size
 from orchestrator.answers import read_harness
-from orchestrator.errors import OrchError, Refused
+from orchestrator.errors import ConfigError, OrchError, Refused
 from orchestrator.model import Check, Drift, Host, Inventory, Job, Scan, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
@@ -37,7 +37,7 @@ def preflight_job(
     inventory: Inventory, job_name: str | None, run_name: str | None, host_name: str | None, connections: Connections
 ) -> PreflightReport:
     """Try everything that an evaluation of the latest checkpoint needs; nothing is synced, shipped or started."""
-    job = config.load_job(inventory, job_name or config.only_job(inventory))
+    job = _job(inventory, job_name)
     run = _run(inventory, job, run_name)
     host = config.choose_eval_host(inventory, run, host_name)
     ours = harness.local(job)
@@ -71,6 +71,15 @@ def refuse_what_does_not_fit(scene: Scene, connections: Connections) -> None:
     if failed:
         reasons = "; ".join(f"{check.name}: {check.detail}" for check in failed)
         raise Refused(f"{host.name}: {reasons}; nothing was shipped", hint=failed[0].hint, host=host.name)
+
+
+def _job(inventory: Inventory, name: str | None) -> Job:
+    """The job that is named, or the only one. Raises ConfigError, also for the name of a run in its place."""
+    jobs = config.job_names(inventory)
+    if name is not None and name in inventory.runs and name not in jobs:
+        job = inventory.runs[name].job or (jobs[0] if len(jobs) == 1 else "JOB")
+        raise ConfigError(f"{name} is a run, and the job comes first", hint=f"orch preflight {job} {name}")
+    return config.load_job(inventory, name or config.only_job(inventory))
 
 
 def _run(inventory: Inventory, job: Job, name: str | None) -> TrainingRun | None:

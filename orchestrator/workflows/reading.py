@@ -19,6 +19,10 @@ Read = Callable[[str], bytes | None]
 SPEC_SCHEMA = 1
 
 
+class NoHeadline(EvaluationFailed):
+    """The result file is sound, but has no number where the job says."""
+
+
 def files_in(folder: Path) -> Read:
     """The files of a run folder on this computer."""
 
@@ -57,7 +61,8 @@ def has_succeeded(read: Read) -> bool:
 
 
 def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: ResultRule | None = None) -> Result:
-    """The result of a run that succeeded. `rule` is for runs of early versions, whose spec does not hold it.
+    """The result of a run that succeeded. `rule` is the job's of today: for runs of early versions, whose spec does not
+    hold theirs, and for one whose own names a headline that is not there.
 
     Raises EvaluationFailed where the spec is another run's, or the result file is missing, no JSON object, or lacks the
     headline.
@@ -65,11 +70,10 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
     spec, ended = spec_of(read), _object(read("exit.json")) or {}
     if spec is None or spec["id"] != folder.name:  # a host that tells one run's files as another's replaces no result
         raise EvaluationFailed(f"the files of run {folder.name} are not its own: spec.json names another, or none")
-    if isinstance(spec.get("rule"), dict):
-        rule = records.rule_of(spec["rule"])
+    today, rule = rule, records.rule_of(spec["rule"]) if isinstance(spec.get("rule"), dict) else rule
     if rule is None:
         raise EvaluationFailed(f"run {spec['id']} does not say where its headline is, nor does a job of its name")
-    document = read_result(read(rule.file), rule, f"jobs/{spec.get('job')}.yaml")
+    rule, document = _by_a_rule_that_fits(read(rule.file), rule, today, f"jobs/{spec.get('job')}.yaml")
     baseline, digests = document.get("baseline"), spec.get("digests")
     ours, theirs = comparison.items(document, rule), comparison.items(baseline, rule)
     return Result(
@@ -94,6 +98,34 @@ def result_of(read: Read, host: str, folder: Path, receipt: Receipt, rule: Resul
     )
 
 
+def _by_a_rule_that_fits(
+    content: bytes | None, rule: ResultRule, today: ResultRule | None, job_file: str
+) -> tuple[ResultRule, Mapping[str, Any]]:
+    """The document, and by which rule it has its headline: the run's own, else today's, which somebody has mended."""
+    try:
+        return rule, read_result(content, rule, job_file)
+    except NoHeadline:
+        if today is None or today.file != rule.file:
+            raise
+        return today, read_result(content, today, job_file)
+
+
+def document_of(result: Result) -> Mapping[str, Any]:
+    """The result file of a result that is here. Raises EvaluationFailed."""
+    return read_result(files_in(result.folder)(result.file), result.rule, f"jobs/{result.job}.yaml")
+
+
+def doubt(result: Result) -> str:
+    """What its job names and its result file lacks, though it has its headline; "" where all is there."""
+    try:
+        lacks = comparison.missing(document_of(result), result.rule)
+    except (EvaluationFailed, OSError):
+        return ""  # the folder has gone since
+    if not lacks:
+        return ""
+    return f"{result.file} of run {result.id}: {lacks}; so no interval and no verdict: mend jobs/{result.job}.yaml"
+
+
 def read_result(content: bytes | None, rule: ResultRule, job_file: str) -> Mapping[str, Any]:
     """The result file's JSON object, with the headline that the job names in it. Raises EvaluationFailed."""
     file, headline = rule.file, rule.headline
@@ -106,9 +138,9 @@ def read_result(content: bytes | None, rule: ResultRule, job_file: str) -> Mappi
     if not isinstance(document, dict):
         raise EvaluationFailed(f"{file} holds no JSON object")
     if headline and not comparison.is_number(comparison.pick(document, headline)):
-        there = ", ".join(str(key) for key in list(document)[:20])
-        raise EvaluationFailed(
-            f"{file} has no number at {headline}", hint=f"see result.headline in {job_file}; keys there: {there}"
+        there = comparison.keys_there(document, headline)
+        raise NoHeadline(
+            f"{file} has no number at {headline}", hint=f"mend result.headline in {job_file}; keys there: {there}"
         )
     return document
 

@@ -30,10 +30,17 @@ class RunsReport:
         return tuple(outcome.error for outcome in self.hosts if outcome.error is not None)
 
 
-def list_runs(inventory: Inventory, host_name: str | None, connections: Connections) -> RunsReport:
-    """Look at one evaluation host, or all of them at once."""
+def list_runs(
+    inventory: Inventory, host_name: str | None, connections: Connections, *, of: str | None = None
+) -> RunsReport:
+    """Look at one evaluation host, or all of them at once; with `of`, only for evaluations of that training run."""
+    training = config.choose_run(inventory, of).name if of is not None else None
     hosts = config.eval_hosts(inventory, host_name)
-    outcomes = on_each(hosts, lambda host: _runs_of(host, inventory, connections))
+
+    def wanted(host: Host) -> tuple[Run, ...]:
+        return tuple(run for run in _runs_of(host, inventory, connections) if training in (None, run.run))
+
+    outcomes = on_each(hosts, wanted)
     found = tuple(run for outcome in outcomes for run in outcome.value or ())
     return RunsReport(runs=found, hosts=tuple(outcomes))
 

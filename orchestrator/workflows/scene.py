@@ -12,7 +12,7 @@ from orchestrator.actions import harness, training
 from orchestrator.actions.ledger import origin_of
 from orchestrator.actions.observation import EvalFacts, RunFacts, run_question, unseen
 from orchestrator.answers import Json
-from orchestrator.errors import HostUnreachable, NothingToEvaluate
+from orchestrator.errors import ConfigError, HostUnreachable, NothingToEvaluate
 from orchestrator.model import (
     Checkpoint,
     Digests,
@@ -187,7 +187,7 @@ def _beside(seen_there: Mapping[str, RunFacts], there: tuple[TrainingRun, ...]) 
 def wanted_checkpoint(scene: Scene) -> Checkpoint:
     """The one that the scan found, or the one that is named and staged.
 
-    Raises NothingToEvaluate with a line for every candidate.
+    Raises NothingToEvaluate with a line for every candidate; ConfigError where there is no such folder.
     """
     scan, step = scene.scan, scene.options.step
     staged = scene.facts.staged.get(scene.options.checkpoint)
@@ -202,8 +202,14 @@ def wanted_checkpoint(scene: Scene) -> Checkpoint:
             identity=scene.options.checkpoint,
         )
     if scan is None:
+        why = scene.training.unscanned
+        if isinstance(why, ConfigError):
+            raise why
+        said = f": {why.message}" if why is not None else ""
         raise NothingToEvaluate(
-            f"{scene.train.name}: {scene.run.checkpoints} was not looked into", host=scene.train.name
+            f"{scene.train.name}: {scene.run.checkpoints} was not looked into{said}",
+            hint=f"orch checkpoints {scene.run.name} looks again",
+            host=scene.train.name,
         )
     if scan.latest is not None:
         return scan.latest

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator import config, taken
-from orchestrator.actions import checkpoints, harness, ledger
+from orchestrator.actions import checkpoints, harness, launched, ledger
 from orchestrator.actions.ledger import Ledger
 from orchestrator.actions.observation import EvalFacts, HostFacts, RunFacts
 from orchestrator.answers import Json
 from orchestrator.errors import OrchError
+from orchestrator.keeping import state_folder
 from orchestrator.model import Candidate, Checkpoint, Entry, Harness, Host, Inventory, Job, Run, TrainingRun
 from orchestrator.ssh.choose import Connections
 from orchestrator.workflows.look import Look, look_at
@@ -45,6 +46,8 @@ class RunRow:
     evaluations: tuple[Run, ...]
     results: Mapping[str, Entry]
     """run id -> what the ledger knows of it"""
+    unread: frozenset[str]
+    """ids of runs that succeeded and whose result could not be read here"""
     unevaluated: tuple[int, ...]
     remote_folder: tuple[Json, ...]
     seen: bool
@@ -155,7 +158,10 @@ def _run_row(
         warnings += [f"run {run.name}: {warning}" for warning in scan.warnings]
     seen = evaluation.get((run_job[0].name, run_job[1].name)) if run_job else None
     mine = tuple(row for row in seen.runs if row.run == run.name) if seen else ()
-    done = {row.step for row in mine if row.state == "succeeded"}
+    unread = frozenset(
+        row.id for row in mine if row.state == "succeeded" and launched.came_without_result(state_folder(), row)
+    )
+    done = {row.step for row in mine if row.state == "succeeded" and row.id not in unread}
     done |= {entry.step for entry in results.values() if run_job is None or entry.job == run_job[0].name}
     complete = sorted({c.step for c in scan.candidates if c.state == "complete" and c.step is not None}) if scan else []
     drift = _drift(run_job, seen) if run_job and seen else "unknown"
@@ -176,6 +182,7 @@ def _run_row(
         harness=drift,
         evaluations=mine,
         results=results,
+        unread=unread,
         unevaluated=tuple(step for step in complete if step not in done),
         remote_folder=seen.remote_folder if seen else (),
         seen=facts is not None,

@@ -21,6 +21,7 @@ from orchestrator.errors import (
 )
 from orchestrator.keeping import state_folder
 from orchestrator.model import Run
+from orchestrator.workflows import reading
 from orchestrator.workflows.acting import launch, plan_for, sync
 from orchestrator.workflows.collecting import collect
 from orchestrator.workflows.scene import Scene, observe
@@ -118,7 +119,7 @@ class Evaluating:
         try:
             result = collect(self._scene, run, self._watch.connections)
         except EvaluationFailed as error:
-            self._failed(item, run, f"run {run.id}: {error.message}. {error.hint}", again=False)
+            self._failed(item, run, f"{error.message}. {error.hint}", again=False)
             return
         if run.state == "refused":  # in the queue, for what would have refused its launch
             item = self._watch.memory.put(item, state="staged", run="")
@@ -132,6 +133,8 @@ class Evaluating:
             kind="result", text=f"step {item.step}", step=item.step, checkpoint=item.checkpoint, run=run, result=result
         )
         self._watch.tell(event)
+        if lacks := reading.doubt(result):
+            self._tell("warning", item, f"step {item.step}: {lacks}", run)
         self._watch.memory.put(item, state="evaluated")
         self._make_room()
 

@@ -18,7 +18,8 @@ def observe_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
     `args` is {disk_path, runs: [{name, process: rule|None, log, progress, source, checkpoints: {root, layout}|None}],
     gpus: bool, sample: bool, eval: {...}|None}. What was not asked for is None. A part that fails is
-    {"error": message} in its own place and leaves the others alone. Parts that wait for a disk or a
+    {"error": all that is said of it} in its own place, with kind, message and hint where that was expected to happen,
+    and leaves the others alone. Parts that wait for a disk or a
     child process are answered at the same time. `samples` are two of the training process (witness.py): from before
     everything else was looked at, and from after it, with the log and the GPUs.
     """
@@ -93,7 +94,8 @@ def _answer_into(answers: Dict[str, Any], name: str, part: Callable[[], Any]) ->
     try:
         answers[name] = part()
     except AgentError as error:
-        answers[name] = {"error": ": ".join(filter(None, (error.message, error.hint)))}
+        said = ": ".join(filter(None, (error.message, error.hint)))
+        answers[name] = {"error": said, "kind": error.kind, "message": error.message, "hint": error.hint}
     except Exception as error:  # one part's bug or a host's oddity must not hide the rest of the answer
         answers[name] = {"error": "%s: %s" % (type(error).__name__, error)}
 

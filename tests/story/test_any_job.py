@@ -125,3 +125,60 @@ def test_a_changed_script_makes_results_that_are_not_compared(project: Path) -> 
     orch(project, "report", "--out", "report.html")
     text = (project / "report.html").read_text()
     assert "0.01 * (n % 3)" in text and "0.02 * (n % 3)" in text, "line by line"
+
+
+def test_items_that_the_result_lacks_are_a_warning_that_names_what_is_there(project: Path) -> None:
+    job = project / "jobs" / "score.yaml"
+    job.write_text(JOB.replace("items: questions", "items: qestions"))
+    for _ in ("evaluated", "already evaluated"):
+        found = document(project, "eval-latest", "--yes")
+        assert found["result"]["headline"]["low"] is None
+        (warning,) = [text for text in found["warnings"] if "result.items" in text]
+        assert "no list at qestions" in warning and "keys there: summary, questions" in warning
+
+
+def test_a_misspelt_headline_is_mended_without_a_second_evaluation(project: Path) -> None:
+    job = project / "jobs" / "score.yaml"
+    job.write_text(JOB.replace("summary.error", "summary.eror"))
+    error = document(project, "eval-latest", "--yes", code=8)["error"]
+    run = document(project, "runs")["runs"][0]["id"]
+    assert f"run {run} on eval: score.json has no number at summary.eror" in error["message"]
+    assert "result.headline in jobs/score.yaml; keys there: error" in error["hint"]
+    assert f"orch attach {run}" in error["hint"]
+    assert document(project, "status")["runs"][0]["unevaluated"] == [10, 20, 30], "a result was not read"
+    assert "no result that can be read" in orch(project, "status")
+    job.write_text(JOB)
+    found = document(project, "attach", run)
+    assert found["run"]["id"] == run and found["result"]["headline"]["name"] == "summary.error"
+    assert document(project, "status")["runs"][0]["unevaluated"] == [10, 20]
+
+
+def test_a_checkpoint_folder_that_is_not_there_is_a_wrong_inventory_and_an_empty_one_is_not(project: Path) -> None:
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace("/train/ckpt", "/train/nope"))
+    for words in (("eval-latest", "--yes"), ("eval-latest", "--dry-run"), ("checkpoints",)):
+        error = document(project, *words, code=2)["error"]
+        assert "no such folder" in error["message"] and "nope" in error["message"] and error["host"] == "train"
+        assert "`checkpoints:`" in error["hint"] and "mkdir" not in error["hint"]
+    (project.parent / "train" / "nope").mkdir()
+    for words in (("eval-latest", "--yes"), ("checkpoints",)):
+        assert "no complete checkpoint" in document(project, *words, code=3)["error"]["message"]
+
+
+def test_a_host_that_answered_and_lacks_its_python_is_not_told_as_silent(project: Path) -> None:
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text().replace(f"eval, python: {sys.executable}", "eval, python: /nope/python"))
+    for words in (("status",), ("runs",)):
+        said = orch(project, *words, code=4)
+        assert "no /nope/python there" in said and "no answer" not in said
+
+
+def test_runs_are_narrowed_to_a_training_run(project: Path) -> None:
+    orch(project, "eval-latest", "--yes")
+    (run,) = document(project, "runs", "tiny")["runs"]
+    assert run["step"] == 30 and run["id"] in orch(project, "runs", "tiny")
+    error = document(project, "runs", "tny", code=2)["error"]
+    assert "did you mean 'tiny'?" in error["message"] and "below runs:" in error["hint"]
+    inventory = project / "hosts.yaml"
+    inventory.write_text(inventory.read_text() + "  other: {host: train, checkpoints: /c, job: score}\n")
+    assert document(project, "runs", "other")["runs"] == []

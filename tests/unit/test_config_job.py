@@ -237,8 +237,9 @@ def test_a_wrong_job_of_a_run_keeps_its_own_message(project):
 def test_the_run_is_the_named_or_the_only_one(project):
     loaded = inventory(project)
     assert choose_run(loaded, None).name == choose_run(loaded, "r").name == "r"
-    with pytest.raises(ConfigError, match=r"no run 's' in hosts.yaml; known: r"):
+    with pytest.raises(ConfigError, match=r"no run 's' in hosts.yaml; known: r") as caught:
         choose_run(loaded, "s")
+    assert caught.value.hint == "name one of these: r; or add it below runs:"
     several = inventory(
         project, "hosts: {t: {roles: train}}\nruns: {r: {host: t, checkpoints: /c}, s: {host: t, checkpoints: /d}}\n"
     )
@@ -265,5 +266,6 @@ def test_the_eval_host_is_the_flag_then_the_runs_then_the_only_one(project):
     assert caught.value.hint == "Choose one with --host, or set runs.r.eval_host"
     with pytest.raises(ConfigError, match="host 't' doesn't have the role eval"):
         choose_eval_host(single, single.runs["r"], "t")
-    with pytest.raises(ConfigError, match=r"no host 'x' in hosts.yaml"):
+    with pytest.raises(ConfigError, match=r"no host 'x' in hosts.yaml") as caught:
         choose_eval_host(single, single.runs["r"], "x")
+    assert caught.value.hint.startswith("name one of these: ") and caught.value.hint.endswith("add it below hosts:")

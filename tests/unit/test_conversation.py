@@ -68,6 +68,14 @@ def test_each_way_not_to_start_has_its_sentence(status: int, said: str, message:
     assert message in why_no_agent(host("python3"), status, said)["message"]
 
 
+@pytest.mark.parametrize("status", [1, 127])
+def test_what_to_type_for_this_machine_as_a_host_needs_no_ssh(status: int) -> None:
+    here = why_no_agent(host("/nope/python"), status, "sh: not startable")
+    assert "try: /nope/python --version" in here["hint"] and "ssh" not in here["hint"]
+    away = Host(name="far", ssh="me@far", roles=frozenset({"eval"}), python="/nope/python")
+    assert "try: ssh me@far /nope/python --version" in why_no_agent(away, status, "sh: not startable")["hint"]
+
+
 TALKER = """
 import sys, time
 from remote_payload.agent.talk import Talk

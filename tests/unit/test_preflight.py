@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from orchestrator import config
-from orchestrator.errors import Refused
+from orchestrator.errors import ConfigError, Refused
 from orchestrator.needs import needs_of, unknown_options
 from orchestrator.reports.documents import preflight_body
 from orchestrator.reports.envelope import document
@@ -307,3 +307,11 @@ def test_a_dead_training_box_does_not_hide_what_the_evaluation_host_says(project
     states = {check.name: check.state for check in report.checks}
     assert report.unreachable is not None and report.unreachable.code == 4
     assert states["checkpoint"] == "fail" and states["import click"] == "ok"
+
+
+def test_a_run_in_the_place_of_the_job_is_told_what_to_type(project: Project) -> None:
+    run = next(iter(project.inventory.runs))
+    project.job()
+    with pytest.raises(ConfigError, match=f"{run} is a run, and the job comes first") as caught:
+        preflight_job(project.inventory, run, None, None, project.connections)
+    assert caught.value.hint == f"orch preflight job {run}"

@@ -168,6 +168,11 @@ def test_continuous_integration_fails_on_what_is_worse_alone(home: Path) -> None
     assert orch(home, "compare", "step:1500", "latest").returncode == 0
 
 
+@pytest.mark.parametrize("words", [("results",), ("compare", "latest")])
+def test_comma_separated_lines_and_a_document_exclude_each_other(home: Path, words: tuple[str, ...]) -> None:
+    assert "--csv and --json" in answer(home, *words, "--csv", code=2)["error"]["message"]
+
+
 def test_a_comparison_is_one_line_of_csv(home: Path) -> None:
     (row,) = csv.DictReader(orch(home, "compare", "latest", "--csv").stdout.splitlines())
     assert row["verdict"] == "better" and row["mixed"] == "false" and float(row["low"]) > 0
@@ -201,6 +206,37 @@ def test_without_items_there_is_a_difference_and_no_verdict(tmp_path: Path) -> N
     found = answer(tmp_path / "state", "compare", "latest", "step:500")
     assert found["verdict"] is None and found["difference"]["value"] > 0 and found["difference"]["low"] is None
     assert any("result.items" in warning for warning in found["warnings"])
+
+
+def without_items(home: Path, **items: str) -> Path:
+    """Two results whose job names these items, or none."""
+    with Ledger(home) as ledger:
+        for step in (500, 1000):
+            files = made_up.result_files(step, 3.0, made_up.SCRIPTS, prompts=4, seed=step)
+            spec = json.loads(files["spec.json"])
+            spec["rule"] = {"file": made_up.RULE.file, "headline": made_up.RULE.headline, **items}
+            made_up.add(ledger, {**files, "spec.json": json.dumps(spec).encode()})
+    return home
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ({}, "no shared items"),
+        ({"items": "promts", "item_value": "acceptance_length"}, "no list at promts (result.items); keys there:"),
+        ({"items": "prompts", "item_value": "length"}, "no item of prompts has a number at length (result.item_value)"),
+        ({"items": "prompts", "item_value": "acceptance_length", "item_id": "name"}, "no id of their own"),
+    ],
+)
+def test_a_gate_that_nothing_can_be_judged_by_is_shut(tmp_path: Path, items: dict[str, str], said: str) -> None:
+    home = without_items(tmp_path / "state", **items)
+    found = answer(home, "compare", "latest", "step:500", "--fail-if-worse", code=8)
+    assert found["verdict"] is None and found["items"] == 0
+    assert "can't be judged: fewer than two shared items" in found["error"]["message"]
+    assert "jobs/eval-dflash.yaml" in found["error"]["hint"]
+    assert any(said in warning for warning in found["warnings"]), found["warnings"]
+    shown = orch(home, "compare", "latest", "step:500")
+    assert shown.returncode == 0 and "over 0 shared items" not in shown.stdout
 
 
 def test_text_from_a_host_reaches_no_terminal_and_no_csv_unescaped(tmp_path: Path) -> None:
