@@ -204,7 +204,7 @@ def runs_table(report: RunsReport, *, everything: bool = False) -> RenderableTyp
                 outcome.host.name,
                 "",
                 "",
-                Text(_why_no_facts(outcome.host, outcome.error), style="red"),
+                Text("not usable" if isinstance(outcome.error, RemotePythonError) else "no answer", style="red"),
                 "",
                 "",
                 shown(outcome.error.message),

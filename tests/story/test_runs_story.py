@@ -50,7 +50,7 @@ def test_runs_are_listed_with_their_states_and_an_unreachable_host_is_a_row(smal
     assert states == {failed: ("failed", 3), running: ("running", None)}
     assert {row["name"]: row["ok"] for row in document["hosts"]} == {"box": True, "gone": False}
     shown = small.orch("runs")
-    assert shown.returncode == 4 and "no answer" in shown.stdout and running in shown.stdout
+    assert shown.returncode == 4 and "not usable" in shown.stdout and running in shown.stdout
     assert small.json("runs", "--host", "box")["runs"] == document["runs"]
     assert small.json("cancel", running[: len(running) - 2], "--host", "box")["run"]["state"] == "cancelled"
 
