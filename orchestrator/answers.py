@@ -52,6 +52,7 @@ def _checkpoint(host: str, root: str, row: Json) -> Checkpoint:
         bytes=row["bytes"],
         ship_bytes=row["ship_bytes"],
         identity=row["identity"],
+        stamp=row["stamp"],
     )
 
 

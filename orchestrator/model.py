@@ -187,7 +187,9 @@ class Checkpoint:
     ship_bytes: int
     """what evaluation needs of it"""
     identity: str
-    """opaque; equal exactly when the content is"""
+    """opaque; equal exactly when the content is, as far as its structure tells"""
+    stamp: str = ""
+    """changes whenever a file of it is written anew; "" of one that only the evaluation host still has"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,8 @@ def _evaluate(
         _act(scene, plan, checkpoint, connections, listener, windows)
     except TornCheckpoint as error:
         torn.remember(state_folder(), checkpoint, error.message)
-        listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
+        other = "the next older one" if options.step is None else "another one of that step"
+        listener.warned(f"step {checkpoint.step} ({checkpoint.path}) is {error.message}; looking for {other}")
         return _evaluate(inventory, options, connections, consent, listener, windows)
     run = launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
