@@ -258,6 +258,8 @@ class Candidate:
     step: int | None
     state: Literal["complete", "writing", "torn", "ignored"]
     reason: str
+    unseen: bool = False
+    """an ignored one that there was no time to look into"""
     stamp: str = ""
     """of a complete one, where every one was asked for: changes when a file of it does"""
     checkpoint: Checkpoint | None = None

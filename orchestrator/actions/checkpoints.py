@@ -26,6 +26,11 @@ def passed_over(scan: Scan) -> tuple[Candidate, ...]:
     return tuple(sorted(newer, key=lambda candidate: candidate.step or 0, reverse=True))
 
 
+def not_looked_into(scan: Scan) -> tuple[Candidate, ...]:
+    """Those older than the latest complete one that there was no time to prove."""
+    return tuple(candidate for candidate in scan.candidates if candidate.unseen)
+
+
 def spacing(scan: Scan) -> int | None:
     """Steps between two saves: the usual distance of complete checkpoints; None with fewer than two."""
     steps = sorted(c.step for c in scan.candidates if c.state == "complete" and c.step is not None)

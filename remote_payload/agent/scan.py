@@ -43,14 +43,22 @@ class Judged:
         self.modified_at = 0.0
         self.step: Optional[int] = None
         self.needed = 0
+        self.unseen = False
+        """whether there was no time to look into it"""
         self.problem: Optional[Refusal] = None
         self.details: Optional[Dict[str, Any]] = None
         """of a complete one that was proven in this look: what a plan needs to know"""
 
     def row(self) -> Dict[str, Any]:
-        """As CONTRACT.md's `candidates` has it."""
+        """As CONTRACT.md's `candidates` has it, with `unseen`."""
         step = self.step if self.found.step is None else self.found.step
-        return {"path": self.found.path, "step": step, "state": self.state, "reason": self.reason}
+        return {
+            "path": self.found.path,
+            "step": step,
+            "state": self.state,
+            "reason": self.reason,
+            "unseen": self.unseen,
+        }
 
     def stamp(self) -> str:
         """Changes whenever a file of it does."""
@@ -203,6 +211,7 @@ def _judge_all(
             continue
         if latest is not None and known is None and time.monotonic() > deadline:
             one.state, one.reason = "ignored", "older than the latest complete one; not looked into"
+            one.unseen = True
             continue
         proof = judge.proof(one)
         if proof is None:
