@@ -83,6 +83,14 @@ class Call:
         short.message = f"no answer from {', '.join(error.host or 'a host' for error in errors)}, as said above"
         return short
 
+    def as_said(self, error: OrchError, said: Sequence[str], stream: TextIO) -> OrchError:
+        """An error to end with; in short where `stream`, which holds all these reasons of it, goes where errors go."""
+        if self.as_json or error.message not in (*said, "; ".join(said)) or not _read_together(stream):
+            return error
+        short = copy.copy(error)
+        short.message, short.hint = "refused, as said above", ""
+        return short
+
     def warn(self, warnings: Sequence[str]) -> None:
         self.warnings += warnings
         if not self.as_json:
@@ -109,6 +117,16 @@ def _on_a_terminal() -> bool:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
+
+
+def _read_together(stream: TextIO) -> bool:
+    """Whether one reader sees both this stream and stderr."""
+    if stream is sys.stderr or (_is_terminal(stream) and _is_terminal(sys.stderr)):
+        return True
+    try:
+        return os.path.sameopenfile(stream.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:

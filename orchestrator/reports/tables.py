@@ -279,7 +279,7 @@ def plan_lines(plan: Plan) -> RenderableType:
         text.append(f"{shown(action.why)}{moved}{route}\n")
     for refusal in plan.refused:
         text.append("refused ", style="red")
-        text.append(f"{shown(refusal.reason)}\n        {shown(refusal.hint)}\n")
+        text.append(f"{shown(refusal.reason, limit=2000)}\n        {shown(refusal.hint, limit=1000)}\n")
     return text
 
 

@@ -30,6 +30,14 @@ from orchestrator.workflows.sync_harness import Consent
 
 MARGIN = 5.0
 """seconds before the end of the aftermath at which training is looked at"""
+ENDED = {
+    "succeeded": "already evaluated",
+    "failed": "it failed",
+    "cancelled": "it was cancelled",
+    "refused": "it was refused",
+    "lost": "it is lost",
+}
+"""a run that was begun earlier, in words"""
 __all__ = ["EvalReport", "Listener", "Options", "eval_latest", "failure"]
 
 
@@ -132,8 +140,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     found = scene.scan.latest if scene.scan else None
     same = found if found is not None and found.identity == run.checkpoint else None
     if not run.goes_on:
-        why = f"already evaluated: run {run.id} of step {run.step}"
-        action = Action(do="nothing", why=why if run.state == "succeeded" else f"run {run.id} has {run.state}")
+        action = Action(do="nothing", why=f"{ENDED[run.state]}: run {run.id} of step {run.step}")
     else:
         newer = "" if same or found is None else f"; step {found.step} is newer, and next"
         action = Action(do="join", why=f"run {run.id} of step {run.step} is {run.state}{newer}")
