@@ -24,12 +24,14 @@ def attach(
 ) -> EvalReport:
     """Follow a run to its end, as the command that started it would have, and bring it home.
 
+    A training box that can't be reached is one that was not seen: the receipt says so.
+
     Raises what `find_run` and eval-latest raise; ConfigError for a run whose training run or job is not known here.
     """
     run = find_run(inventory, word, host_name, connections)
     if not run.folder:
         raise EvaluationFailed(_gone(run), hint=f"orch rerun {run.id} evaluates again", host=run.host)
-    scene = observe(inventory, _options(inventory, run), connections)
+    scene = observe(inventory, _options(inventory, run), connections, without_training=True)
     for warning in scene.warnings:
         listener.warned(warning)
     return go_on(scene, run, connections, listener)
