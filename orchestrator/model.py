@@ -6,6 +6,7 @@ notation: a host's path is never joined with a local one.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,13 @@ class Inventory:
     timeouts: Timeouts = Timeouts()
     transfer: TransferName = "auto"
     """which way checkpoints go, where the run does not say"""
+    named: Path | None = None
+    """as `--inventory` named it; None where it was found without"""
+
+    def typed(self, *words: str) -> str:
+        """An orch command that reads this inventory, as it is typed in any folder where this one was typed."""
+        named = [] if self.named is None else ["--inventory", str(self.named)]
+        return shlex.join(["orch", *words, *named])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -49,7 +49,8 @@ class Call:
     def inventory(self) -> Inventory:
         from orchestrator import config
 
-        return config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+        found = config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+        return replace(found, named=self.inventory_flag and self.inventory_flag.absolute())
 
     @contextmanager
     def connections(self, inventory: Inventory) -> Iterator[Connections]:

@@ -273,7 +273,7 @@ def plan_lines(plan: Plan) -> RenderableType:
             f"checkpoint  step {checkpoint.step}  {shown(checkpoint.path)} on {checkpoint.host}\n", style="bold"
         )
     for action in plan.actions:
-        text.append(f"{action.do:<8}", style="cyan")
+        text.append("nothing to do: " if action.do == "nothing" else f"{action.do:<8}", style="cyan")
         moved = f"  {size(action.bytes)}" if action.bytes else ""
         route = f"  {action.route}" if action.route else ""
         text.append(f"{shown(action.why)}{moved}{route}\n")

@@ -92,7 +92,7 @@ def logs(
         on_look(_kept(run))
         return run
     host = inventory.hosts[run.host]
-    again = f"orch logs -f {run.id}" if reading.within is None else f"orch logs {run.id}"
+    again = inventory.typed("logs", *(["-f"] if reading.within is None else []), run.id)
     return follow(run, host, connections, inventory.timeouts, reading, on_look=on_look, warned=warned, again=again)
 
 

@@ -160,11 +160,11 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
 def _again(scene: Scene, run: Run) -> str:
     """What to type to come back to this very run. eval-latest means another one once harness, job or data differ."""
     if run.digests != scene.digests(run.checkpoint):
-        return f"orch attach {run.id}"
-    words = ["orch", "eval-latest", scene.run.name, "--step", str(run.step)]
+        return scene.inventory.typed("attach", run.id)
+    words = ["eval-latest", scene.run.name, "--step", str(run.step)]
     words += ["--job", scene.options.job] if scene.options.job else []
     words += ["--host", scene.options.host] if scene.options.host else []
-    return " ".join(words)
+    return scene.inventory.typed(*words)
 
 
 # -- act ---------------------------------------------------------------------------------------------------------
