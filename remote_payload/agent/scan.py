@@ -122,8 +122,10 @@ def scan(
         if proof is not None:
             proof.close()
     if proof is None and layout is None and (other := layouts.overlooked(tree, run)):
-        told = "%s was read as layout %s; %s would be one of layout %s: name it as `layout:` of the run in hosts.yaml"
-        warnings.append(told % (run.folder or "the folder", run.layout.name, other[1], other[0]))
+        overlooked = (
+            "%s was read as layout %s; %s would be one of layout %s: name it as `layout:` of the run in hosts.yaml"
+        )
+        warnings.append(overlooked % (run.folder or "the folder", run.layout.name, other[1], other[0]))
     warnings.extend(_about_order(judged))
     warnings.extend(_about_links(tree, run.folder))
     told = [one for one in judged if one.state == "ignored" and (one.problem or "permission" in one.reason)]

@@ -30,6 +30,7 @@ def staged(step: int, why: str) -> Staged:
 
 def evaluation_lines(unevaluated: Iterable[int], **more: Any) -> dict[str, str]:
     known: dict[str, Any] = {"harness": "in_sync", "harness_why": "", "evaluations": (), "results": {}, "unproven": 0}
+    known["unread"] = frozenset()
     row = SimpleNamespace(**{**known, **more}, unevaluated=tuple(unevaluated), remote_folder=())
     return dict(tables._evaluation_lines(cast(Any, row)))
 
