@@ -33,6 +33,7 @@ def read_scan(host: str, answer: Json) -> Scan:
                 step=row["step"],
                 state=row["state"],
                 reason=row["reason"] or "",
+                unseen=bool(row.get("unseen")),
                 stamp=row.get("stamp") or "",
                 checkpoint=_checkpoint(host, answer["root"], row["checkpoint"]) if row.get("checkpoint") else None,
             )
@@ -52,6 +53,7 @@ def _checkpoint(host: str, root: str, row: Json) -> Checkpoint:
         bytes=row["bytes"],
         ship_bytes=row["ship_bytes"],
         identity=row["identity"],
+        stamp=row["stamp"],
     )
 
 

@@ -6,6 +6,7 @@ notation: a host's path is never joined with a local one.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,13 @@ class Inventory:
     timeouts: Timeouts = Timeouts()
     transfer: TransferName = "auto"
     """which way checkpoints go, where the run does not say"""
+    named: Path | None = None
+    """as `--inventory` named it; None where it was found without"""
+
+    def typed(self, *words: str) -> str:
+        """An orch command that reads this inventory, as it is typed in any folder where this one was typed."""
+        named = [] if self.named is None else ["--inventory", str(self.named)]
+        return shlex.join(["orch", *words, *named])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +195,9 @@ class Checkpoint:
     ship_bytes: int
     """what evaluation needs of it"""
     identity: str
-    """opaque; equal exactly when the content is"""
+    """opaque; equal exactly when the content is, as far as its structure tells"""
+    stamp: str = ""
+    """changes whenever a file of it is written anew; "" of one that only the evaluation host still has"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +266,8 @@ class Candidate:
     step: int | None
     state: Literal["complete", "writing", "torn", "ignored"]
     reason: str
+    unseen: bool = False
+    """an ignored one that there was no time to look into"""
     stamp: str = ""
     """of a complete one, where every one was asked for: changes when a file of it does"""
     checkpoint: Checkpoint | None = None

@@ -77,7 +77,8 @@ def _judge(windows: Sequence[Window]) -> Judged:
 def _never_seen(windows: Sequence[Window]) -> str:
     samples = [sample for one in windows for sample in (one["after"], one["before"]) if sample]
     state = next((sample.get("state") for sample in samples if sample.get("state")), None)
-    reason = next((sample["reason"] for sample in samples if sample.get("reason")), "")
+    reasons = [sample["reason"] for sample in samples if sample.get("reason")]
+    reason = next(iter(reasons or [gap["why"] for one in windows for gap in one.get("gaps") or ()]), "")
     seen = f" ({state}{': ' if reason else ''}{reason})" if state else f" ({reason})" if reason else ""
     return f"no training process was seen, so nothing can be said of it{seen}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,8 @@ PAYLOAD = ROOT / "remote_payload"
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 PATIENCE = 400
 """seconds for one command: the evaluation yields to everything else on a busy machine, as it should"""
+STILL, LONGEST = 120, 900
+"""seconds without a new line in the training's log, and in all, that a checkpoint is waited for"""
 
 HOSTS = """\
 hosts:
@@ -88,17 +91,23 @@ class Demo:
                 command, cwd=self.train, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
-    def wait_for_checkpoint(self, step: int, seconds: float) -> Path:
-        """The checkpoint of that step, once a later log line shows that its save is over."""
+    def wait_for_checkpoint(self, step: int) -> Path:
+        """The checkpoint of that step, a second after its last write; waits as long as the training moves."""
         wanted = self.train / "checkpoints" / f"step_{step}" / "checkpoint.pt"
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        log = self.train / "train.log"
+        began = moved = time.monotonic()
+        said = ""
+        while time.monotonic() < min(moved + STILL, began + LONGEST):
             if self.training is not None and self.training.poll() is not None:
                 raise SystemExit("the training ended early:\n" + (self.train / "stdout.log").read_text()[-2000:])
             if wanted.exists() and time.time() - wanted.stat().st_mtime > 1:
                 return wanted
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            if lines and lines[-1] != said:
+                moved, said = time.monotonic(), lines[-1]
             time.sleep(0.2)
-        raise SystemExit(f"no step {step} after {seconds:.0f} s: see {self.train}/stdout.log")
+        waited = time.monotonic() - began
+        raise SystemExit(f"no step {step} after {waited:.0f} s; the training came to: {said or 'nothing yet'} ({log})")
 
     def furnish_evaluation_box(self) -> None:
         """An evaluation box as it is found: cached hidden states, a baseline, and a harness that somebody edited."""
@@ -154,6 +163,17 @@ class Demo:
         if done.returncode != 0:
             raise SystemExit(f"orch {' '.join(words)} ended with exit code {done.returncode}")
 
+    def by_hand(self) -> list[str]:
+        """What to type in another shell, so that orch there finds boxes and project."""
+        program = shlex.join([sys.executable, "-c", "from orchestrator.cli import main; main()"])
+        settings = {key: self.environment[key] for key in ("ORCH_SSH_CONFIG", "ORCH_HOME")}
+        return [
+            f"cd {shlex.quote(str(self.project))}",
+            shlex.join(["export", *(f"{key}={value}" for key, value in settings.items())]),
+            f'orch() {{ PYTHONPATH={shlex.quote(str(ROOT))} {program} "$@"; }}',
+            "orch status",
+        ]
+
     def stop_evaluations(self) -> None:
         """End what was detached and has not ended by itself: each supervisor leads a session of its own."""
         for started in self.eval.glob("orch/runs/*/started.json"):
@@ -178,13 +198,13 @@ def play(demo: Demo) -> None:
     demo.write_project()
     say("Starting a real DFlash training on the training box ...")
     demo.start_training()
-    early = demo.wait_for_checkpoint(50, 120)
+    early = demo.wait_for_checkpoint(50)
     say("Furnishing the evaluation box: cached hidden states, a baseline, and a harness that was edited there ...")
     demo.furnish_evaluation_box()
     demo.furnish_baseline(early)
     demo.orch("status")
     demo.orch("sync-harness", "--yes")
-    demo.wait_for_checkpoint(300, 120)
+    demo.wait_for_checkpoint(300)
     demo.orch("eval-latest")
     demo.orch("status")
 
@@ -200,14 +220,16 @@ def main() -> None:
         try:
             play(demo)
             say(f"Done in {time.monotonic() - began:.0f} s. Everything is in {folder}:")
-            print(f"  project/       hosts.yaml, the job and the harness: cd {demo.project} to type commands yourself")
+            print("  project/       hosts.yaml, the job and the harness")
             print("  train-box/     checkpoints and log of the training")
             print("  eval-box/      eval/ (harness, caches) and orch/ (shipped checkpoints, runs)")
             print("  laptop-state/  the ledger and each finished run's small files")
             if stay:
-                print(f"The boxes are up. In another shell: export ORCH_SSH_CONFIG={boxes.config}")
-                print("Ctrl-C here stops the training and the boxes.")
+                print("The boxes are up. To type commands yourself, in another shell:")
+                print("\n".join(f"  {line}" for line in demo.by_hand()))
+                print("Ctrl-C here stops the training and the boxes.", flush=True)
                 signal.pause()
+            print("To type commands yourself, start the demo with --stay: it keeps training and boxes up.")
         except KeyboardInterrupt:
             pass
         except subprocess.TimeoutExpired as slow:

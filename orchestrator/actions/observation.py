@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.actions.torn import Torn, below
 from orchestrator.answers import Json, entries_of, read_harness, read_run, read_scan
 from orchestrator.errors import OrchError
 from orchestrator.model import Harness, HarnessFacts, Host, Job, Role, Run, Scan, Timeouts, TrainingRun
@@ -71,7 +72,7 @@ def run_question(
     run: TrainingRun,
     host: Host,
     step: int | None = None,
-    torn: Sequence[str] = (),
+    torn: Sequence[Torn] = (),
     job: Job | None = None,
     *,
     tensors: bool = False,
@@ -79,7 +80,7 @@ def run_question(
 ) -> dict[str, Any]:
     """What to look at for one training run on one of its hosts; only the first host holds the checkpoints.
 
-    With `step`, only the checkpoint of that step counts; `torn` names identities that are known to be; with `job`, one
+    With `step`, only the checkpoint of that step counts; `torn` are those that are known to be; with `job`, one
     whose model can't be taken out because orch does not read the file is passed over where the job wants the model.
     `tensors` also lists what the latest one holds. With `known` (path -> stamp), every checkpoint but those is looked
     into.
@@ -88,7 +89,7 @@ def run_question(
         "root": run.checkpoints,
         "layout": run.layout,
         "step": step,
-        "torn": list(torn),
+        "torn": below(torn, host, run),
         "tensors": tensors,
     }
     saved["known"] = None if known is None else dict(known)
@@ -128,7 +129,7 @@ def observe(
     runs: Sequence[TrainingRun] = (),
     evaluation: Mapping[str, Any] | None = None,
     step: int | None = None,
-    torn: Sequence[str] = (),
+    torn: Sequence[Torn] = (),
     job: Job | None = None,
     tensors: bool = False,
     known: Mapping[str, str] | None = None,

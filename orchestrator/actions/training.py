@@ -47,7 +47,8 @@ def window(
 def observed(doing: Doing, host: str, facts: RunFacts | None) -> Window:
     """The window of one question: its samples from before and after everything else that it looked at."""
     if facts is None or not facts.samples:
-        return window(doing, host, None, None)
+        unseen = [Gap(since="?", until="?", why=why) for why in (facts.errors if facts else ())]
+        return window(doing, host, None, None, gaps=unseen)
     return window(doing, host, dict(facts.samples[0]), dict(facts.samples[-1]))
 
 

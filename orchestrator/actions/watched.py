@@ -71,9 +71,12 @@ class Memory:
         found = [item for item in self._items.values() if not states or item.state in states]
         return sorted(found, key=lambda item: item.step)
 
-    def knows(self, identity: str) -> bool:
-        """Whether this content was taken up before, whatever became of it."""
-        return identity in self._items
+    def knows(self, checkpoint: Checkpoint) -> bool:
+        """Whether this content was taken up before, whatever became of it; where it was torn, whether this file was."""
+        item = self._items.get(checkpoint.identity)
+        if item is None or item.state != "torn":
+            return item is not None
+        return (item.checkpoint.path, item.checkpoint.stamp) == (checkpoint.path, checkpoint.stamp)
 
     def begin(self, before: frozenset[str]) -> None:
         """The first look: what is there already."""

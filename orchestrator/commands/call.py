@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -49,7 +49,8 @@ class Call:
     def inventory(self) -> Inventory:
         from orchestrator import config
 
-        return config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+        found = config.load_inventory(config.find_inventory(self.inventory_flag, os.environ, Path.cwd()))
+        return replace(found, named=self.inventory_flag and self.inventory_flag.absolute())
 
     @contextmanager
     def connections(self, inventory: Inventory) -> Iterator[Connections]:
@@ -83,6 +84,14 @@ class Call:
         short.message = f"no answer from {', '.join(error.host or 'a host' for error in errors)}, as said above"
         return short
 
+    def as_said(self, error: OrchError, said: Sequence[str], stream: TextIO) -> OrchError:
+        """An error to end with; in short where `stream`, which holds all these reasons of it, goes where errors go."""
+        if self.as_json or error.message not in (*said, "; ".join(said)) or not _read_together(stream):
+            return error
+        short = copy.copy(error)
+        short.message, short.hint = "refused, as said above", ""
+        return short
+
     def warn(self, warnings: Sequence[str]) -> None:
         self.warnings += warnings
         if not self.as_json:
@@ -109,6 +118,16 @@ def _on_a_terminal() -> bool:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
+
+
+def _read_together(stream: TextIO) -> bool:
+    """Whether one reader sees both this stream and stderr."""
+    if stream is sys.stderr or (_is_terminal(stream) and _is_terminal(sys.stderr)):
+        return True
+    try:
+        return os.path.sameopenfile(stream.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def common(function: Callable[..., None]) -> Callable[..., None]:

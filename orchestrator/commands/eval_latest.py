@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from orchestrator.commands.passing_on import pass_on
 from orchestrator.errors import Refused
 
 if TYPE_CHECKING:
-    from orchestrator.model import Inventory
+    from orchestrator.model import Inventory, Plan
     from orchestrator.ssh.choose import Connections
     from orchestrator.workflows.eval_latest import EvalReport, Listener
 
@@ -56,11 +57,13 @@ def evaluate(call: Call, found: Inventory, tell: Tell, *, yes: bool, dry_run: bo
     from orchestrator.workflows.eval_latest import failure
 
     # of a dry run, the plan is the data
-    live = Live(console(stderr=not dry_run), quiet=call.as_json, on_result=pass_on)
+    live = Live(console(stderr=not dry_run), quiet=call.as_json, stays=not (detach or dry_run), on_result=pass_on)
     report = None
     try:
         with call.connections(found) as connections:
             report = tell(connections, Consent(yes), live)
+    except Refused as refused:
+        raise call.as_said(refused, _refusals(live.plan), sys.stdout if dry_run else sys.stderr) from None
     finally:
         live.close()
         call.warnings += live.warnings
@@ -77,6 +80,12 @@ def evaluate(call: Call, found: Inventory, tell: Tell, *, yes: bool, dry_run: bo
     elif detach and report.run is not None and not call.as_json:
         click.echo(report.run.id)
     if dry_run and report.plan.refused:
-        raise Refused(report.plan.refused[0].reason, hint=report.plan.refused[0].hint)
+        first = report.plan.refused[0]
+        raise call.as_said(Refused(first.reason, hint=first.hint), _refusals(report.plan), sys.stdout)
     if (error := failure(report)) is not None:
         raise error
+
+
+def _refusals(plan: Plan | None) -> list[str]:
+    """What a plan says of why it is refused."""
+    return [refusal.reason for refusal in plan.refused] if plan else []

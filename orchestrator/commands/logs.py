@@ -63,4 +63,4 @@ def logs(
             printed.close()
             call.warnings += printed.warnings
             call.body = printed.body
-            call.again = printed.again
+            call.again = found.typed("logs", "-f", printed.run_id) if printed.run_id else ""

@@ -97,7 +97,8 @@ def _warning(text: str) -> Event:
 def _again(inventory: Path | None, flags: dict[str, Any]) -> str:
     """What to type to come back."""
     words = ["orch", "watch", *filter(None, [flags["run"]])]
-    given = {**flags, "run": None, "every": flags["every"] if flags["every"] != 1 else None, "inventory": inventory}
+    given = {**flags, "run": None, "every": flags["every"] if flags["every"] != 1 else None}
+    given["inventory"] = inventory and inventory.absolute()
     for name, value in given.items():
         if value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

@@ -42,9 +42,11 @@ class Live:
         console: Console,
         *,
         quiet: bool,
+        stays: bool = True,
         on_result: Callable[[Run, Result], Sequence[str]] = lambda run, result: (),
     ) -> None:
-        """`console` takes the plan and what follows; `quiet` keeps all of it back. `on_result` returns warnings."""
+        """`console` takes the plan and what follows; `quiet` keeps all of it back; it `stays` unless the run is
+        only started. `on_result` returns warnings."""
         self._on_result = on_result
         self.plan: Plan | None = None
         self.run: Run | None = None
@@ -54,6 +56,7 @@ class Live:
         self.warnings: list[str] = []
         self._console = console
         self._quiet = quiet
+        self._stays = stays
         self._line = ""
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -95,7 +98,8 @@ class Live:
         self._end_bar()
         self._began = time.monotonic()
         if run.goes_on:
-            self._say(f"run {run.id} on {run.host}; Ctrl-C leaves it going. To come back: {again}")
+            leaving = "; Ctrl-C leaves it going" if self._stays else ""
+            self._say(f"run {run.id} on {run.host}{leaving}. To come back: {again}")
             if run.rung:
                 self._say(f"held by: {shown(run.rung)}")
 

@@ -58,11 +58,10 @@ class LogLines:
     def __init__(self, out: TextIO, err: TextIO, *, as_json: bool) -> None:
         self.warnings: list[str] = []
         self.body: dict[str, Any] = {}
-        self.again = ""
+        self.run_id = ""
         self._out, self._err, self._as_json = out, err, as_json
         self._terminal = out.isatty() and not as_json
         self._lines = Lines()
-        self._run_id = ""
         self._offset = 0
         self._bar = ""
         """what stands on the terminal's last line, or was said last of a bar"""
@@ -71,8 +70,7 @@ class LogLines:
 
     def found(self, run: Run) -> None:
         """Which run it is."""
-        self._run_id = run.id
-        self.again = f"orch logs -f {run.id}"
+        self.run_id = run.id
         self.body = {"run": run_body(run), "offset": 0}
 
     def looked(self, look: Json) -> None:
@@ -121,7 +119,7 @@ class LogLines:
     def _print(self, line: str, *, bar: bool = False) -> None:
         text = _clean(line)
         if self._as_json:
-            said = {"schema": SCHEMA, "command": "logs", "id": self._run_id, "offset": self._offset}
+            said = {"schema": SCHEMA, "command": "logs", "id": self.run_id, "offset": self._offset}
             self._out.write(json.dumps({**said, "text": text, "bar": bar}) + "\n")
             return
         self._wipe()

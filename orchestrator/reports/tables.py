@@ -23,10 +23,11 @@ if TYPE_CHECKING:  # `orch status` renders too, and needs none of these
 
 NEWEST = 20
 """runs of a host, or steps to evaluate, that are shown unless all are wanted"""
+EVALUATIONS = 5
+"""newest evaluations of a run that `orch status` shows"""
 STYLES = {"running": "green", "succeeded": "green", "in_sync": "green", "complete": "green", "undisturbed": "green"}
 HARNESS = {
     "in_sync": "in_sync with the local one",
-    "unknown": "unknown: not looked at, or it differs and orch has not synced it before",
     "local_ahead": "local_ahead: yours is newer; the next sync brings it there",
     "remote_edited": "remote_edited: it was edited there since the last sync",
     "both": "both: edited here and there since the last sync",
@@ -120,8 +121,9 @@ def _run_lines(row: RunRow) -> Iterator[tuple[str, str]]:
 
 
 def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
-    yield "harness", HARNESS.get(row.harness, row.harness)
-    for run in row.evaluations[-5:]:
+    yield "harness", HARNESS.get(row.harness, f"{row.harness}: {row.harness_why}")
+    earlier = len(row.evaluations) - EVALUATIONS
+    for run in row.evaluations[-EVALUATIONS:]:
         ended = f", {run.ended_at}" if run.ended_at else ""
         reason = f": {run.reason}" if run.reason else ""
         known = row.results.get(run.id)
@@ -129,16 +131,24 @@ def _evaluation_lines(row: RunRow) -> Iterator[tuple[str, str]]:
         if run.id in row.unread:
             headline = f", no result that can be read (orch attach {run.id} says why)"
         yield "evaluation", f"{run.state} step {run.step}{headline}, job {run.job}, run {run.id}{ended}{reason}"
-    if row.unevaluated:
-        older = len(row.unevaluated) - NEWEST
-        left_out = f" and {older} older" if older > 0 else ""
-        yield "to evaluate", "step " + ", ".join(map(str, row.unevaluated[-NEWEST:])) + left_out
+    if earlier > 0:
+        yield "", f"and {earlier} earlier: orch runs"
+    if row.unevaluated or row.unproven:
+        yield "to evaluate", _to_evaluate(row)
     for entry in row.remote_folder[:20]:
         headline = f", headline {entry['headline']}" if entry.get("headline") is not None else ""
         yield (
             "also there",
             f"{entry['path']} ({entry['kind']}, {size(entry['bytes'])}, {entry['modified_at']}{headline})",
         )
+
+
+def _to_evaluate(row: RunRow) -> str:
+    older = len(row.unevaluated) - NEWEST
+    parts = ["step " + ", ".join(map(str, row.unevaluated[-NEWEST:]))] if row.unevaluated else []
+    parts += [f"{older} older"] if older > 0 else []
+    parts += [f"{row.unproven} older not looked into"] if row.unproven else []
+    return " and ".join(parts)
 
 
 def _process(row: RunRow) -> str:
@@ -263,13 +273,13 @@ def plan_lines(plan: Plan) -> RenderableType:
             f"checkpoint  step {checkpoint.step}  {shown(checkpoint.path)} on {checkpoint.host}\n", style="bold"
         )
     for action in plan.actions:
-        text.append(f"{action.do:<8}", style="cyan")
+        text.append("nothing to do: " if action.do == "nothing" else f"{action.do:<8}", style="cyan")
         moved = f"  {size(action.bytes)}" if action.bytes else ""
         route = f"  {action.route}" if action.route else ""
         text.append(f"{shown(action.why)}{moved}{route}\n")
     for refusal in plan.refused:
         text.append("refused ", style="red")
-        text.append(f"{shown(refusal.reason)}\n        {shown(refusal.hint)}\n")
+        text.append(f"{shown(refusal.reason, limit=2000)}\n        {shown(refusal.hint, limit=1000)}\n")
     return text
 
 

@@ -24,12 +24,14 @@ def attach(
 ) -> EvalReport:
     """Follow a run to its end, as the command that started it would have, and bring it home.
 
+    A training box that can't be reached is one that was not seen: the receipt says so.
+
     Raises what `find_run` and eval-latest raise; ConfigError for a run whose training run or job is not known here.
     """
     run = find_run(inventory, word, host_name, connections)
     if not run.folder:
         raise EvaluationFailed(_gone(run), hint=f"orch rerun {run.id} evaluates again", host=run.host)
-    scene = observe(inventory, _options(inventory, run), connections)
+    scene = observe(inventory, _options(inventory, run), connections, without_training=True)
     for warning in scene.warnings:
         listener.warned(warning)
     return go_on(scene, run, connections, listener)
@@ -90,7 +92,7 @@ def logs(
         on_look(_kept(run))
         return run
     host = inventory.hosts[run.host]
-    again = f"orch logs -f {run.id}" if reading.within is None else f"orch logs {run.id}"
+    again = inventory.typed("logs", *(["-f"] if reading.within is None else []), run.id)
     return follow(run, host, connections, inventory.timeouts, reading, on_look=on_look, warned=warned, again=again)
 
 

@@ -30,6 +30,14 @@ from orchestrator.workflows.sync_harness import Consent
 
 MARGIN = 5.0
 """seconds before the end of the aftermath at which training is looked at"""
+ENDED = {
+    "succeeded": "already evaluated",
+    "failed": "it failed",
+    "cancelled": "it was cancelled",
+    "refused": "it was refused",
+    "lost": "it is lost",
+}
+"""a run that was begun earlier, in words"""
 __all__ = ["EvalReport", "Listener", "Options", "eval_latest", "failure"]
 
 
@@ -97,7 +105,8 @@ def _evaluate(
         _act(scene, plan, checkpoint, connections, listener, windows)
     except TornCheckpoint as error:
         torn.remember(state_folder(), checkpoint, error.message)
-        listener.warned(f"step {checkpoint.step} is {error.message}; looking for the next older one")
+        other = "the next older one" if options.step is None else "another one of that step"
+        listener.warned(f"step {checkpoint.step} ({checkpoint.path}) is {error.message}; looking for {other}")
         return _evaluate(inventory, options, connections, consent, listener, windows)
     run = launch(scene, checkpoint, windows, env, secrets, connections)
     listener.started(run, scene.job, _again(scene, run))
@@ -131,8 +140,7 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
     found = scene.scan.latest if scene.scan else None
     same = found if found is not None and found.identity == run.checkpoint else None
     if not run.goes_on:
-        why = f"already evaluated: run {run.id} of step {run.step}"
-        action = Action(do="nothing", why=why if run.state == "succeeded" else f"run {run.id} has {run.state}")
+        action = Action(do="nothing", why=f"{ENDED[run.state]}: run {run.id} of step {run.step}")
     else:
         newer = "" if same or found is None else f"; step {found.step} is newer, and next"
         action = Action(do="join", why=f"run {run.id} of step {run.step} is {run.state}{newer}")
@@ -152,11 +160,11 @@ def go_on(scene: Scene, run: Run, connections: Connections, listener: Listener) 
 def _again(scene: Scene, run: Run) -> str:
     """What to type to come back to this very run. eval-latest means another one once harness, job or data differ."""
     if run.digests != scene.digests(run.checkpoint):
-        return f"orch attach {run.id}"
-    words = ["orch", "eval-latest", scene.run.name, "--step", str(run.step)]
+        return scene.inventory.typed("attach", run.id)
+    words = ["eval-latest", scene.run.name, "--step", str(run.step)]
     words += ["--job", scene.options.job] if scene.options.job else []
     words += ["--host", scene.options.host] if scene.options.host else []
-    return " ".join(words)
+    return scene.inventory.typed(*words)
 
 
 # -- act ---------------------------------------------------------------------------------------------------------

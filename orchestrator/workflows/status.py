@@ -43,12 +43,16 @@ class RunRow:
     next_checkpoint_in: float | None
     skipped: tuple[Candidate, ...]
     harness: str
+    harness_why: str
+    """why it is unknown; "" where it is known"""
     evaluations: tuple[Run, ...]
     results: Mapping[str, Entry]
     """run id -> what the ledger knows of it"""
     unread: frozenset[str]
     """ids of runs that succeeded and whose result could not be read here"""
     unevaluated: tuple[int, ...]
+    unproven: int
+    """older checkpoints without a result that were not looked into, for want of time"""
     remote_folder: tuple[Json, ...]
     seen: bool
     """whether the training box answered"""
@@ -164,6 +168,12 @@ def _run_row(
     done = {row.step for row in mine if row.state == "succeeded" and row.id not in unread}
     done |= {entry.step for entry in results.values() if run_job is None or entry.job == run_job[0].name}
     complete = sorted({c.step for c in scan.candidates if c.state == "complete" and c.step is not None}) if scan else []
+    unproven = [row for row in checkpoints.not_looked_into(scan) if row.step not in done] if scan else []
+    if unproven:
+        warnings.append(
+            f"run {run.name}: {len(unproven)} older checkpoints without a result were not looked into, for want of "
+            f"time; orch eval-latest {run.name} --step N looks into one"
+        )
     drift = _drift(run_job, seen) if run_job and seen else "unknown"
     latest = scan.latest if scan else None
     progress = facts.progress if facts else None
@@ -180,13 +190,23 @@ def _run_row(
         next_checkpoint_in=_next_checkpoint(checkpoints.spacing(scan) if scan else None, latest, progress),
         skipped=checkpoints.passed_over(scan) if scan else (),
         harness=drift,
+        harness_why=_why_unknown(run, run_job, seen) if drift == "unknown" else "",
         evaluations=mine,
         results=results,
         unread=unread,
         unevaluated=tuple(step for step in complete if step not in done),
+        unproven=len(unproven),
         remote_folder=seen.remote_folder if seen else (),
         seen=facts is not None,
     )
+
+
+def _why_unknown(run: TrainingRun, run_job: RunJob | None, seen: EvalFacts | None) -> str:
+    if run_job is None:
+        return f"not looked at: no job of run {run.name} could be read"
+    if seen is None:
+        return f"not looked at: {run_job[1].name} did not answer"
+    return f"it differs, and orch never synced it: orch sync-harness {run_job[0].name} --check shows the difference"
 
 
 def _drift(run_job: RunJob, seen: EvalFacts) -> str:

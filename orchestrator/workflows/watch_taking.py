@@ -86,8 +86,11 @@ class Taking:
         if isinstance(problem, TornCheckpoint):
             torn.remember(state_folder(), item.checkpoint, problem.message)
             self._watch.memory.put(item, state="torn")
+            self._there.pop(item.checkpoint.path, None)
+            self._stamps.pop(item.checkpoint.path, None)
             self._told.add(f"torn {item.checkpoint.path}")
-            self._tell("torn", f"step {item.step} is {problem.message}", item.checkpoint)
+            text = f"step {item.step} ({item.checkpoint.path}) is {problem.message}"
+            self._tell("torn", text, item.checkpoint)
             return
         kind: Kind = "refused" if isinstance(problem, Refused) else "warning"
         self._tell_once(kind, f"step {item.step} was not shipped yet: {problem.message}. {problem.hint}")
@@ -134,14 +137,14 @@ class Taking:
     def _take_new(self) -> None:
         memory, wanted = self._watch.memory, self._watch.wanted
         there = sorted(self._there.values(), key=lambda checkpoint: checkpoint.step)
-        new = [one for one in there if not memory.knows(one.identity) and wanted.takes(one.step)]
+        new = [one for one in there if not memory.knows(one) and wanted.takes(one.step)]
         new = [one for one in new if wanted.backfill or one.identity not in memory.before]
         evaluated = self._evaluated() if new else frozenset()
         for one in new:
             if one.identity in evaluated:
                 memory.put(Watched(checkpoint=one, state="evaluated"))
                 self._tell("already", f"step {one.step} was evaluated before", one)
-            elif not memory.knows(one.identity):  # two paths may hold the same
+            elif not memory.knows(one):  # two paths may hold the same
                 memory.put(Watched(checkpoint=one, state="seen"))
                 self._tell("found", f"step {one.step} is complete: {one.path}", one)
         if there:

@@ -14,7 +14,7 @@ def scan_answer(args: Dict[str, Any], talk: Any) -> Dict[str, Any]:
 
 
 def checkpoints(args: Dict[str, Any], process: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """args: root, layout, step where only that one is asked for, torn: identities that are known to be, ship and
+    """args: root, layout, step where only that one is asked for, torn: those that are known to be, ship and
     model_key of the job that is meant, tensors, known. See `scan`. `process` is what was found of the training."""
     alive = (process or {}).get("state") not in ("absent", "zombie")  # where it can't be known, it may be saving
     return scan(

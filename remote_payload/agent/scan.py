@@ -6,7 +6,7 @@ proves, never a quiet period.
 
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from remote_payload.agent import layouts
 from remote_payload.agent.identity import utc
@@ -24,6 +24,9 @@ PAUSE = 0.15
 """seconds between the two looks at an unproven checkpoint"""
 OLDER = 1.0
 """seconds spent on proving checkpoints older than the latest"""
+SHIPPED_TORN = (
+    "it did not fit its CRC or its directory when it was shipped; written anew (or touched), it is looked at afresh"
+)
 LISTED = 1000
 """candidates in an answer"""
 Stamps = Tuple[Any, ...]
@@ -40,14 +43,22 @@ class Judged:
         self.modified_at = 0.0
         self.step: Optional[int] = None
         self.needed = 0
+        self.unseen = False
+        """whether there was no time to look into it"""
         self.problem: Optional[Refusal] = None
         self.details: Optional[Dict[str, Any]] = None
         """of a complete one that was proven in this look: what a plan needs to know"""
 
     def row(self) -> Dict[str, Any]:
-        """As CONTRACT.md's `candidates` has it."""
+        """As CONTRACT.md's `candidates` has it, with `unseen`."""
         step = self.step if self.found.step is None else self.found.step
-        return {"path": self.found.path, "step": step, "state": self.state, "reason": self.reason}
+        return {
+            "path": self.found.path,
+            "step": step,
+            "state": self.state,
+            "reason": self.reason,
+            "unseen": self.unseen,
+        }
 
     def stamp(self) -> str:
         """Changes whenever a file of it does."""
@@ -63,7 +74,7 @@ def scan(
     training_alive: bool,
     now: float,
     step: Optional[int] = None,
-    torn: Sequence[str] = (),
+    torn: Sequence[Dict[str, str]] = (),
     ship: Optional[str] = None,
     model_key: Optional[str] = None,
     tensors: bool = False,
@@ -71,17 +82,18 @@ def scan(
 ) -> Dict[str, Any]:
     """The latest complete checkpoint below `root` (with `step`: that one only), and a row for every candidate.
 
-    `torn` names identities whose records are known not to fit their CRC: a proof from structure can't see that.
+    `torn` names files {path, identity, stamp} whose records are known not to fit their CRC: a proof from structure
+    can't see that. One of another stamp was written anew, and is looked at afresh.
     `ship` and `model_key` are those of the job that will get it: with "model" a file that orch does not read is passed
     over, as it can't be that. `tensors` also lists what the latest one holds, as `latest["tensors"]`
     (see `tensorlist.listed`).
-    Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, age_s, modified_at} or None, candidates
+    Keys: root, layout, latest {path, step, bytes, ship_bytes, identity, stamp, age_s, modified_at} or None, candidates
     [{path, step, state, reason}] newest first, warnings. `now` is seconds since 1970. Raises AgentError(kind="config")
     for a root that isn't there or can't be read, and for an unknown layout.
 
     With `known` (path -> stamp of complete ones, from earlier looks; empty at the first) every candidate is looked
     into, however old, but for those whose stamp is still the same; complete rows then have `stamp` too, and
-    `checkpoint` {path, step, bytes, ship_bytes, identity} where they were proven now.
+    `checkpoint` {path, step, bytes, ship_bytes, identity, stamp} where they were proven now.
     """
     tree = Tree(root)
     answer: Dict[str, Any] = {"root": root, "layout": layout, "latest": None, "candidates": [], "warnings": []}
@@ -95,7 +107,7 @@ def scan(
     answer["layout"] = run.layout.name
     warnings: List[str] = answer["warnings"]
     wanted = [found for found in run.findings.found if step is None or found.step == step]
-    judge = _Judge(tree, run.layout, torn, ship, model_key)
+    judge = _Judge(tree, run.layout, {(one["path"], one["identity"], one["stamp"]) for one in torn}, ship, model_key)
     judged, proof = _judge_all(judge, list(reversed(wanted)), known)
     try:
         _tell_writing_from_torn(tree, judged, training_alive, now)
@@ -110,8 +122,10 @@ def scan(
         if proof is not None:
             proof.close()
     if proof is None and layout is None and (other := layouts.overlooked(tree, run)):
-        told = "%s was read as layout %s; %s would be one of layout %s: name it as `layout:` of the run in hosts.yaml"
-        warnings.append(told % (run.folder or "the folder", run.layout.name, other[1], other[0]))
+        overlooked = (
+            "%s was read as layout %s; %s would be one of layout %s: name it as `layout:` of the run in hosts.yaml"
+        )
+        warnings.append(overlooked % (run.folder or "the folder", run.layout.name, other[1], other[0]))
     warnings.extend(_about_order(judged))
     warnings.extend(_about_links(tree, run.folder))
     told = [one for one in judged if one.state == "ignored" and (one.problem or "permission" in one.reason)]
@@ -126,7 +140,8 @@ class _Judge(NamedTuple):
 
     tree: Tree
     layout: Layout
-    torn: Sequence[str]
+    torn: Set[Tuple[str, str, str]]
+    """(path, identity, stamp)"""
     ship: Optional[str]
     model_key: Optional[str]
 
@@ -149,8 +164,8 @@ class _Judge(NamedTuple):
             return None
         if proof.changed():
             one.reason = "it changed while it was looked at"
-        elif proof.identity in self.torn:
-            one.state, one.reason = "torn", "it did not fit its CRC or its directory when it was shipped"
+        elif (one.found.path, proof.identity, one.stamp()) in self.torn:
+            one.state, one.reason = "torn", SHIPPED_TORN
         else:
             one.state, one.step, one.modified_at = "complete", proof.step, proof.modified_at
             return proof
@@ -198,6 +213,7 @@ def _judge_all(
             continue
         if latest is not None and known is None and time.monotonic() > deadline:
             one.state, one.reason = "ignored", "older than the latest complete one; not looked into"
+            one.unseen = True
             continue
         proof = judge.proof(one)
         if proof is None:
@@ -269,7 +285,7 @@ def _latest(one: Judged, proof: Proof, now: float, warnings: List[str]) -> Dict[
 
 
 def _details(one: Judged, proof: Proof) -> Dict[str, Any]:
-    """{path, step, bytes, ship_bytes, identity} of a complete one."""
+    """{path, step, bytes, ship_bytes, identity, stamp} of a complete one."""
     step = one.step if one.step is not None else one.found.step
     return {
         "path": one.found.path,
@@ -277,6 +293,7 @@ def _details(one: Judged, proof: Proof) -> Dict[str, Any]:
         "bytes": proof.total,
         "ship_bytes": one.needed,
         "identity": proof.identity,
+        "stamp": one.stamp(),
     }
 
 

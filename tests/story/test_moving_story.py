@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zipfile
 
 import jsonschema
@@ -28,14 +29,26 @@ def test_a_checkpoint_found_torn_while_shipping_is_remembered_and_the_next_older
     assert stage.json("checkpoints")["latest"]["step"] == 120, "its structure is whole"
     report = stage.json("eval-latest", "--yes")
     assert report["run"]["state"] == "succeeded" and report["run"]["step"] == 80
-    assert any("step 120 is torn: record" in warning for warning in report["warnings"])
+    assert any("step 120 (step_120/checkpoint.pt) is torn: record" in warning for warning in report["warnings"])
     after = stage.json("checkpoints", code=0)
     row = next(row for row in after["candidates"] if row["step"] == 120)
     assert (row["state"], after["latest"]["step"]) == ("torn", 80) and "when it was shipped" in row["reason"]
     assert stage.json("status")["runs"][0]["latest"]["step"] == 80
     assert stage.json("eval-latest", "--step", "120", code=3)["error"]["code"] == 3
     remembered = json.loads((stage.folder / "state" / "torn.json").read_text())
-    assert [entry["step"] for entry in remembered["checkpoints"].values()] == [120]
+    assert [entry["step"] for entry in remembered["checkpoints"]] == [120]
+
+
+def test_a_torn_copy_does_not_condemn_the_original_and_a_restored_file_is_looked_at_afresh(stage: Stage) -> None:
+    checkpoints = stage.train / "checkpoints"
+    shutil.copytree(checkpoints / "step_120", checkpoints / "step_900")
+    flip_a_bit(stage, 900)
+    report = stage.json("eval-latest", "--yes", "--step", "900", code=3)
+    assert any("looking for another one of that step" in warning for warning in report["warnings"])
+    rows = {row["path"]: row["state"] for row in stage.json("checkpoints")["candidates"]}
+    assert (rows["step_900/checkpoint.pt"], rows["step_120/checkpoint.pt"]) == ("torn", "complete")
+    shutil.copy(checkpoints / "step_120" / "checkpoint.pt", checkpoints / "step_900" / "checkpoint.pt")
+    assert stage.json("checkpoints")["latest"]["path"] == "step_900/checkpoint.pt"
 
 
 def test_a_newest_checkpoint_that_orch_does_not_read_gives_way_to_the_next_older_one_and_it_is_said(

@@ -171,6 +171,55 @@ def test_attach_follows_a_detached_run_and_brings_its_result_home(small: Small) 
     assert small.json("attach", run_id)["plan"]["actions"][0]["do"] == "nothing"
 
 
+def test_attach_works_without_the_training_box_and_says_that_it_was_not_seen(small: Small) -> None:
+    small.furnish()
+    run_id = small.detach()
+    small.wait_for_end(run_id)
+    inventory = small.folder / "hosts.yaml"
+    there = f"{{roles: [train], transport: local, root: {small.train}, python: {sys.executable}}}"
+    text = inventory.read_text()
+    assert there in text
+    inventory.write_text(text.replace(there, "{roles: [train], ssh: nobody@127.0.0.1:1}"))
+    for _ in range(2):  # brought home, and known
+        document = small.json("attach", run_id)
+        jsonschema.validate(document, document_schema("attach"))
+        assert document["result"]["headline"]["value"] == 1.5
+    receipt = small.json("receipt", run_id)
+    assert receipt["verdict"] == "not_observed", receipt
+    assert any("train" in gap["why"] for window in receipt["windows"] for gap in window["gaps"]), receipt
+
+
+def test_the_way_back_names_the_inventory_that_was_given_and_a_detached_run_is_not_left_by_ctrl_c(
+    small: Small,
+) -> None:
+    small.furnish(SLOW)
+    given = ["--inventory", str(small.folder / "hosts.yaml")]
+    detached = small.orch("eval-latest", "--yes", "--detach", *given)
+    run_id = detached.stdout.strip()
+    assert f"To come back: orch eval-latest r --step 7 {' '.join(given)}" in detached.stderr
+    assert "Ctrl-C" not in detached.stderr
+    error = small.json("attach", run_id, "--timeout", "10s", "--inventory", "hosts.yaml", code=124)["error"]
+    assert error["hint"] == f"to come back: orch eval-latest r --step 7 --job j --host box {' '.join(given)}"
+    assert f"orch logs -f {run_id} {' '.join(given)}" in small.orch(
+        "logs", "-f", run_id, "--timeout", "6s", *given
+    ).stderr  # fmt: skip
+    assert "--inventory" not in small.orch("logs", "-f", run_id, "--timeout", "6s").stderr
+    small.orch("cancel", run_id)
+    assert f"nothing to do: it was cancelled: run {run_id} of step 7" in small.orch("attach", run_id).stderr
+
+
+def test_a_refusal_is_told_once(small: Small) -> None:
+    small.furnish()
+    job = small.folder / "jobs" / "j.yaml"
+    job.write_text(job.read_text() + f"data: {{cache: {small.evaluate}/none}}\n")
+    typed = small.orch("eval-latest", "--yes")
+    assert typed.returncode == 6 and typed.stderr.count("data.cache: no") == 1, typed.stderr
+    assert "orch: refused, as said above" in typed.stderr
+    dry = small.orch("eval-latest", "--dry-run")
+    assert dry.returncode == 6 and "data.cache: no" in dry.stdout and "data.cache: no" in dry.stderr
+    assert "data.cache: no" in small.json("eval-latest", "--yes", code=6)["error"]["message"]
+
+
 def test_attach_to_a_failed_run_says_how_it_failed(small: Small) -> None:
     small.furnish("import sys; print('no luck'); sys.exit(4)\n")
     run_id = small.detach()

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli import commands
-from orchestrator.model import Staged
+from orchestrator.model import Digests, Run, Staged
 from orchestrator.reports import tables
 
 
@@ -28,10 +28,10 @@ def staged(step: int, why: str) -> Staged:
     return Staged(identity=f"{step}", step=step, bytes=1, used_by=(), **where, **kept)
 
 
-def evaluation_lines(unevaluated: Iterable[int]) -> dict[str, str]:
-    row = SimpleNamespace(
-        harness="in_sync", evaluations=(), results={}, unevaluated=tuple(unevaluated), remote_folder=()
-    )
+def evaluation_lines(unevaluated: Iterable[int], **more: Any) -> dict[str, str]:
+    known: dict[str, Any] = {"harness": "in_sync", "harness_why": "", "evaluations": (), "results": {}, "unproven": 0}
+    known["unread"] = frozenset()
+    row = SimpleNamespace(**{**known, **more}, unevaluated=tuple(unevaluated), remote_folder=())
     return dict(tables._evaluation_lines(cast(Any, row)))
 
 
@@ -54,3 +54,25 @@ def test_of_many_steps_to_evaluate_the_newest_are_shown() -> None:
     assert evaluation_lines([100, 200])["to evaluate"] == "step 100, 200"
     told = evaluation_lines(range(1, 151))["to evaluate"]
     assert told.startswith("step 131, 132") and told.endswith("149, 150 and 130 older")
+
+
+def test_steps_that_were_not_looked_into_do_not_vanish() -> None:
+    assert evaluation_lines([100], unproven=7)["to evaluate"] == "step 100 and 7 older not looked into"
+    assert evaluation_lines([], unproven=7)["to evaluate"] == "7 older not looked into"
+    assert evaluation_lines(range(1, 22), unproven=7)["to evaluate"].endswith(
+        "21 and 1 older and 7 older not looked into"
+    )
+    assert "to evaluate" not in evaluation_lines([])
+
+
+def test_evaluations_that_are_left_out_are_counted() -> None:
+    digests = Digests(checkpoint="c", harness="h", job="j", data="d")
+    known: dict[str, Any] = {"host": "box", "run": "r", "job": "j", "state": "succeeded", "digests": digests}
+    runs = [Run(id=f"{step}-x", step=step, **known) for step in range(7)]
+    assert evaluation_lines([], evaluations=runs)[""] == "and 2 earlier: orch runs"
+    assert "" not in evaluation_lines([], evaluations=runs[:5])
+
+
+def test_an_unknown_harness_comes_with_its_reason() -> None:
+    told = evaluation_lines([], harness="unknown", harness_why="not looked at: box did not answer")
+    assert told["harness"] == "unknown: not looked at: box did not answer"

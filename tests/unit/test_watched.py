@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,17 @@ def test_what_was_put_is_there_for_the_next_watch_in_the_order_of_steps(tmp_path
     assert not again.new and again.before == {"old"} and again.newest == 100
     assert [item.step for item in again.items()] == [20, 100]
     assert again.items("running") == memory.items("running")
-    assert again.knows("i20") and not again.knows("old")
+    assert again.knows(checkpoint(20)) and not again.knows(checkpoint(20, "old"))
+
+
+def test_a_torn_one_that_was_written_anew_or_lies_elsewhere_is_another_one(tmp_path: Path) -> None:
+    memory, damaged = Memory.of(tmp_path, "r"), replace(checkpoint(20), stamp="damaged")
+    memory.put(Watched(checkpoint=damaged, state="torn"))
+    assert memory.knows(damaged)
+    assert not memory.knows(replace(damaged, stamp="restored"))
+    assert not memory.knows(replace(damaged, path="step_10/c.pt"))
+    memory.put(Watched(checkpoint=replace(damaged, stamp="restored"), state="evaluated"))
+    assert memory.knows(damaged), "its content has been evaluated"
 
 
 def test_what_any_watch_has_still_to_evaluate_is_known(tmp_path: Path) -> None:

@@ -331,3 +331,29 @@ def test_a_full_disk_leaves_a_torn_save(tmp_path: Path, kind: str) -> None:
         answer = look(root, alive=True)
         assert (answer["latest"]["step"], states(answer)["step_2000/checkpoint.pt"]) == (1000, "torn")
         assert "did not reach its end" in reasons(answer)["step_2000/checkpoint.pt"]
+
+
+def test_older_ones_that_there_was_no_time_for_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1000, 2000, 3000):
+        put(tmp_path / f"step_{step}/checkpoint.pt", training_state(step))
+    assert not any(row["unseen"] for row in look(tmp_path)["candidates"])
+    monkeypatch.setattr("remote_payload.agent.scan.OLDER", 0.0)
+    answer = look(tmp_path)
+    assert [row["step"] for row in answer["candidates"] if row["unseen"]] == [2000, 1000]
+    assert answer["latest"]["step"] == 3000
+
+
+def test_what_was_torn_when_shipped_stays_so_until_it_is_written_anew_and_copies_are_not_it(tmp_path: Path) -> None:
+    original = put(tmp_path / "step_1000/checkpoint.pt", training_state(1000))
+    copy = tmp_path / "step_2000" / "checkpoint.pt"
+    copy.parent.mkdir()
+    shutil.copy2(original, copy)
+    latest = look(tmp_path)["latest"]
+    assert latest["path"] == "step_2000/checkpoint.pt"
+    torn = [{key: latest[key] for key in ("path", "identity", "stamp")}]
+    answer = look(tmp_path, torn=torn)
+    assert answer["latest"]["path"] == "step_1000/checkpoint.pt" and answer["latest"]["identity"] == latest["identity"]
+    assert states(answer)["step_2000/checkpoint.pt"] == "torn"
+    assert "written anew" in reasons(answer)["step_2000/checkpoint.pt"]
+    copy.touch()
+    assert look(tmp_path, torn=torn)["latest"]["path"] == "step_2000/checkpoint.pt"
