@@ -22,6 +22,8 @@ RECENT = 600.0
 """seconds since the last write during which a second look is worth waiting for"""
 PAUSE = 0.15
 """seconds between the two looks at an unproven checkpoint"""
+MOST = 1000
+"""candidates without a complete one among them, after which no older one is looked into"""
 OLDER = 1.0
 """seconds spent on proving checkpoints older than the latest"""
 SHIPPED_TORN = (
@@ -121,6 +123,9 @@ def scan(
     finally:
         if proof is not None:
             proof.close()
+    if len(judged) < len(wanted):
+        given_up = "none of the %d newest is complete; %d older ones were not looked into: --step N looks at one"
+        warnings.append(given_up % (len(judged), len(wanted) - len(judged)))
     if proof is None and layout is None and (other := layouts.overlooked(tree, run)):
         overlooked = (
             "%s was read as layout %s; %s would be one of layout %s: name it as `layout:` of the run in hosts.yaml"
@@ -199,12 +204,14 @@ def _row(one: Judged, each: bool) -> Dict[str, Any]:
 def _judge_all(
     judge: _Judge, newest_first: List[Found], known: Optional[Dict[str, str]]
 ) -> Tuple[List[Judged], Optional[Proof]]:
-    """Every candidate down to the first complete one, whose proof is kept open; older ones while there is time, or
-    all of them that are not `known`."""
+    """Every candidate down to the first complete one, whose proof is kept open, of MOST at most; older ones while there
+    is time, or all of them that are not `known`."""
     judged: List[Judged] = []
     latest: Optional[Proof] = None
     deadline = 0.0
     for found in newest_first:
+        if latest is None and len(judged) == MOST:
+            break
         one = Judged(found)
         judged.append(one)
         one.looked_at, one.modified_at = _look(judge.tree, found.path)

@@ -1,6 +1,7 @@
 """What a layout is: how checkpoints of one kind are named and ordered, when one is whole, what evaluation needs."""
 
 import re
+from itertools import islice
 from typing import List, NamedTuple, Optional, Pattern, Sequence, Tuple
 
 from remote_payload.agent.proofs import Proof
@@ -8,7 +9,9 @@ from remote_payload.agent.tree import Entry, Tree, join
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 PEEK = 8
-"""folders looked into, newest first, to recognise a layout"""
+"""folders with something in them that are looked into, newest first, to recognise a layout"""
+EMPTY = 200
+"""folders among which these are looked for: a save that failed may have left nothing but its folder, again and again"""
 
 
 class Found(NamedTuple):
@@ -65,8 +68,8 @@ class NumberedFolders(Layout):
         return Findings(sorted(found), ignored)
 
     def claims(self, tree: Tree, findings: Findings) -> bool:
-        newest = findings.found[-PEEK:]
-        return any(self.belongs(tree.names(self.folder(tree, found.path))) for found in newest)
+        newest = (tree.names(self.folder(tree, found.path)) for found in reversed(findings.found[-EMPTY:]))
+        return any(self.belongs(names) for names in islice(filter(None, newest), PEEK))
 
     def belongs(self, names: Sequence[str]) -> bool:
         """Whether a folder with these names in it is of this kind."""

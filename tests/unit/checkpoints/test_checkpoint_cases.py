@@ -42,6 +42,20 @@ def test_order_is_by_integers_and_not_by_text(tmp_path: Path) -> None:
     assert shipped.account["bytes"] == answer["latest"]["ship_bytes"] < answer["latest"]["bytes"]
 
 
+def test_a_folder_full_of_broken_saves_is_given_up_in_time(tmp_path: Path) -> None:
+    step(tmp_path, 1)
+    for number in range(2, 1200):
+        (tmp_path / f"step_{number}").mkdir()
+    write(tmp_path / "step_1150" / "checkpoint.pt", b"cut")
+    answer = look(tmp_path)
+    assert answer["layout"] == "step-folders"
+    assert answer["latest"] is None and len(answer["candidates"]) == 1000
+    assert answer["warnings"][0] == (
+        "none of the 1000 newest is complete; 199 older ones were not looked into: --step N looks at one"
+    )
+    assert look(tmp_path, step=1)["latest"]["step"] == 1
+
+
 def test_where_nothing_is_complete_a_checkpoint_of_another_layout_is_named(tmp_path: Path) -> None:
     step(tmp_path, 1)
     write(tmp_path / "checkpoint-30" / "trainer_state.json", "{")
