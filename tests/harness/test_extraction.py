@@ -140,7 +140,7 @@ def test_a_batch_gives_the_text_of_each_alone(bench):
 
 
 def test_a_target_that_does_not_fit_is_not_loaded(bench, tmp_path, capsys):
-    options = ["--target", bench.target, "--layers", "0,2", "--prompts", bench.prompts, "--memory", "1MB"]
+    options = ["--target", bench.target, "--layers", "0,2", "--prompts", bench.prompts, "--memory", "2MB"]
     assert extract([*map(str, options), "--out", str(tmp_path / "cache")]) == 2
     assert "Take its texts from a server (--server URL)" in capsys.readouterr().err
 

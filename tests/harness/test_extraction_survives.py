@@ -86,7 +86,7 @@ def test_a_killed_extraction_goes_on_at_its_layer_and_makes_the_same_cache(how, 
 
     again = subprocess.run([sys.executable, SCRIPT, *command], env=QUIET, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    layers = {int(line.split("layer ")[1].split(",")[0]) for line in again.stderr.splitlines() if "layer " in line}
+    layers = set(map(int, re.findall(r"layer (\d+),", again.stderr)))
     assert layers == set(range(done, 40))
     assert " complete " not in again.stderr
     ours, reference = load_cache(tmp_path / "cache"), load_cache(root / "cache")

@@ -388,7 +388,8 @@ def test_a_cut_link_is_seen_in_time_and_the_connection_comes_back(door, testhost
 @remote
 def test_a_host_that_goes_down_is_a_lost_connection(door, testhosts, transport):
     way = door(transport, "dev@oldpy")
-    channel = way.open(["sleep", "60"])
+    channel = way.open(["sh", "-c", "echo; exec sleep 60"])
+    assert channel.read(1, timeout=30), "the connection is there"
     testhosts.reboot("oldpy")
     with pytest.raises(ConnectionLost) as met:
         channel.read(1, timeout=30)
