@@ -181,6 +181,7 @@ def anonymous_bytes(pid):
     return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_target_several_times_larger_than_the_budget_is_read_within_it(tmp_path):
     """The budget is 250 MB more than the interpreter with its libraries takes; the target 600 MB, 1.2 GB in float32."""

@@ -63,7 +63,12 @@ def test_progress_lines_count_to_the_end_beside_the_result(result):
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param(("--batch", 1), marks=pytest.mark.full), ("--batch", 5), ("--max-anchors", 4)]
+    "options",
+    [
+        pytest.param(("--batch", 1), marks=pytest.mark.full),
+        ("--batch", 5),
+        pytest.param(("--max-anchors", 4), marks=pytest.mark.full),
+    ],
 )
 def test_rounds_do_not_depend_on_batches_or_on_the_anchors_sampled(bench, result, tmp_path, options):
     document, _ = result

@@ -10,7 +10,9 @@ from harness_bench import drafter_config, random_state, save_drafter
 from test_layer_stream import save_hybrid
 
 
-@pytest.mark.parametrize("multimodal", [False, True], ids=["text", "multimodal"])
+@pytest.mark.parametrize(
+    "multimodal", [pytest.param(False, id="text"), pytest.param(True, id="multimodal", marks=pytest.mark.full)]
+)
 def test_a_hybrid_goes_through_both_programs(bench, tmp_path, multimodal):
     target = save_hybrid(tmp_path / "target", multimodal)
     config = drafter_config(num_target_layers=6, target_layer_ids=(1, 4))

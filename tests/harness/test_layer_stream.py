@@ -150,7 +150,7 @@ def test_a_text_alone_is_equal_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("multimodal", [False, True], ids=["text", "multimodal"])
-@pytest.mark.parametrize("chunk_tokens", [2048, 40])
+@pytest.mark.parametrize("chunk_tokens", [2048, pytest.param(40, marks=pytest.mark.full)])
 def test_the_hybrid_equals_transformers_in_both_layouts_of_names(tmp_path, multimodal, chunk_tokens):
     folder = save_hybrid(tmp_path / "t", multimodal)
     names = TensorFiles(folder).places

@@ -572,12 +572,15 @@ def test_on_a_host_that_trains_a_command_begins_at_the_lowest_priority(testhosts
     host = Host(name="train", ssh=f"{user}@train", roles=frozenset({"train"}), transport=transport)
     connection = connect(host, QUICK, interactive=False)
     try:
-        done = connection.run(["/bin/sh", "-c", "nice; cat /proc/self/autogroup; exit 3"])
+        for _ in range(10):  # the kernel takes ten of these writes a second from all users, and other tests write too
+            done = connection.run(["/bin/sh", "-c", "nice; cat /proc/self/autogroup; exit 3"])
+            told = done.stdout.decode().split()
+            if told[1:] == [] or told[-1] == "19":
+                break
         killed = connection.run(["/bin/sh", "-c", "kill -9 $$"])
         missing = connection.run(["/nowhere/python3", "-c", "pass"])
     finally:
         connection.close()
-    told = done.stdout.decode().split()
     assert (done.exit, told[0], done.stderr) == (3, "19", b"")
     assert told[1:] == [] or told[-2:] == ["nice", "19"]
     assert killed.exit == -9

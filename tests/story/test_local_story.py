@@ -230,6 +230,7 @@ def test_training_that_dies_right_after_shipping_is_exit_9(stage: Stage, live: i
     assert report["receipt"]["verdict"] == "changed"
 
 
+@pytest.mark.full
 def test_an_evaluation_beside_a_training_is_refused_unless_allowed(stage: Stage, live: int) -> None:
     text = (stage.project / "hosts.yaml").read_text().replace("roles: [train]", "roles: [train, eval]")
     (stage.project / "hosts.yaml").write_text(text)

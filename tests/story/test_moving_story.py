@@ -51,6 +51,7 @@ def test_a_torn_copy_does_not_condemn_the_original_and_a_restored_file_is_looked
     assert stage.json("checkpoints")["latest"]["path"] == "step_900/checkpoint.pt"
 
 
+@pytest.mark.full
 def test_a_newest_checkpoint_that_orch_does_not_read_gives_way_to_the_next_older_one_and_it_is_said(
     stage: Stage,
 ) -> None:

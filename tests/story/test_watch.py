@@ -35,6 +35,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         world.close()
 
 
+@pytest.mark.full
 def test_new_checkpoints_are_evaluated_in_order_and_older_ones_only_when_asked_for(make: Make) -> None:
     world = make()
     for step in (20, 100):
@@ -59,6 +60,7 @@ def staged(world: WatchedWorld) -> list[int]:
     return sorted(json.loads(record.read_text())["step"] for record in records)
 
 
+@pytest.mark.full
 def test_of_evaluated_checkpoints_only_as_many_stay_as_the_host_keeps(make: Make) -> None:
     world = make()
     inventory = world.folder / "hosts.yaml"

@@ -94,6 +94,7 @@ def test_a_merge_takes_the_mode_that_one_side_changed(project: Project) -> None:
 # -- killed on the way ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_merge_killed_at_any_moment_loses_nothing_and_pushes_no_markers(project: Project) -> None:
     edit(project.local / "eval.py", "line 1\n", "mine\n")
     edit(project.remote / "eval.py", "line 1\n", "theirs\n")
