@@ -109,6 +109,7 @@ def launch_rows(boxes: Small, seconds: float) -> list[Row]:
                 secrets={},
                 windows=[],
                 beside=None,
+                trains={"allowed": False, "runs": []},
                 origin="",
                 source=None,
                 timeouts=inventory.timeouts,
