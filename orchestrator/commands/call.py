@@ -80,17 +80,13 @@ class Call:
         read_together = all(map(_is_terminal, (sys.stdout, sys.stderr)))
         if self.as_json or not read_together or any("\n" in error.message for error in errors):
             return first
-        short = copy.copy(first)
-        short.message = f"no answer from {', '.join(error.host or 'a host' for error in errors)}, as said above"
-        return short
+        return _shortened(first, f"no answer from {', '.join(error.host or 'a host' for error in errors)}", first.hint)
 
     def as_said(self, error: OrchError, said: Sequence[str], stream: TextIO) -> OrchError:
         """An error to end with; in short where `stream`, which holds all these reasons of it, goes where errors go."""
         if self.as_json or error.message not in (*said, "; ".join(said)) or not _read_together(stream):
             return error
-        short = copy.copy(error)
-        short.message, short.hint = "refused, as said above", ""
-        return short
+        return _shortened(error, "refused")
 
     def warn(self, warnings: Sequence[str]) -> None:
         self.warnings += warnings
@@ -118,6 +114,13 @@ def _on_a_terminal() -> bool:
 
 def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
+
+
+def _shortened(error: OrchError, message: str, hint: str = "") -> OrchError:
+    """The same error for who has read the whole of it already."""
+    short = copy.copy(error)
+    short.message, short.hint = f"{message}, as said above", hint
+    return short
 
 
 def _read_together(stream: TextIO) -> bool:
@@ -160,8 +163,21 @@ class _TimeIsUp(KeyboardInterrupt):
     """Comes as Ctrl-C does: what stops for that stops for this."""
 
 
-def _time_is_up(number: int, frame: object) -> NoReturn:
-    raise _TimeIsUp
+@contextmanager
+def _for_at_most(seconds: float | None) -> Iterator[None]:
+    """Raises _TimeIsUp inside once so many seconds have passed."""
+
+    def time_is_up(number: int, frame: object) -> NoReturn:
+        raise _TimeIsUp
+
+    if seconds is not None:
+        signal.signal(signal.SIGALRM, time_is_up)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager
@@ -172,10 +188,9 @@ def calling(
     call = Call(command=command, as_json=as_json, verbose=verbose, inventory_flag=inventory)
     error: OrchError | None = None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the document is printed, nothing is stopped
-    signal.signal(signal.SIGALRM, _time_is_up)
     try:
-        signal.setitimer(signal.ITIMER_REAL, timeout or 0)
-        yield call
+        with _for_at_most(timeout):
+            yield call
     except OrchError as caught:
         error = caught
     except KeyboardInterrupt as ending:
@@ -193,7 +208,6 @@ def calling(
         error = _bug(failed) if failed.errno != errno.ENOSPC else OrchError(f"a disk of this machine is full: {failed}")
     except Exception as bug:
         error = _bug(bug)
-    signal.setitimer(signal.ITIMER_REAL, 0)
     if as_json:
         from orchestrator.reports.envelope import document, dumped
 
