@@ -1,8 +1,9 @@
 """What a live training feels of orch, beside what it feels of scp and of `nice -n 19`.
 
 Real OpenSSH hosts in network namespaces, the real trainer (root and Linux, 2 cores or more). The training box has one
-core, all of it the trainer's; laptop and evaluation box have the others. Windows with orch's work and without alternate
-(stop and go). Waiting is the kernel's own count of the time that the trainer's threads could have run and did not.
+core (or --cores), all of it the trainer's; laptop and evaluation box have the others. Windows with orch's work and
+without alternate (stop and go). Waiting is the kernel's own count of the time that the trainer's threads could have run
+and did not.
 Default: windows of 3 s and a checkpoint of 0.75 GB; --full: 6 s, more of them, 3.75 GB.
 """
 
@@ -25,8 +26,6 @@ from pathlib import Path
 from harm_looks import while_looking
 from neighbours import (
     EVERY,
-    OWN,
-    REST,
     ROOT,
     Neighbour,
     Pairs,
@@ -72,6 +71,7 @@ training = {"name": "dflash", "identity": identity.of_pid(pid), "ranks": [pid], 
 row = host.launch(["{python}", "-c", sys.argv[3]], beside={"trainings": [training], "unseen": []})["run"]
 print(json.dumps({"folder": row["folder"], "held": row["rung"]}))
 """
+PYTHONPATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 NO_GOAL = ("tunnel, with back-off", "relay, with back-off")
 INVENTORY = """\
 hosts:
@@ -90,13 +90,17 @@ class Bench:
     project: Path
     rounds: int
     seconds: float
+    device: str
+    """that the training is on"""
+    own: frozenset[int]
+    """cores of the training box"""
     late: float
     """monotonic time after which rows without a goal are left out"""
 
     def orch(self, *words: str) -> None:
         """Type a command on the laptop; a wrong one ends the benchmark."""
         code = "from orchestrator.cli import main; main()"
-        environment = {**os.environ, "ORCH_HOME": str(self.project / "state"), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "ORCH_HOME": str(self.project / "state"), "PYTHONPATH": PYTHONPATH}
         done = subprocess.run(
             [sys.executable, "-c", code, *words], cwd=self.project, env=environment, capture_output=True, text=True
         )
@@ -129,7 +133,7 @@ def while_orch_works(bench: Bench) -> list[Row]:
         "relay, with back-off": bench.shipping("relay"),
     }
     found: dict[str, Pairs] = {}
-    with Training(hosts) as training:
+    with Training(hosts, bench.own, len(bench.own), bench.device) as training:
         alternate(training, Neighbour("nobody", hosts, frozenset(pids_of(hosts, "train"))), bench.rounds, bench.seconds)
         found.update(while_looking(bench, training))
         for name, words in programs.items():
@@ -170,7 +174,7 @@ def forced(bench: Bench) -> list[Row]:
     """An evaluation on the training host, as many threads as there are cores, beside a training that has them all."""
     hosts, everywhere = bench.hosts, listed(EVERY)
     pin(pids_of(hosts, "train"), EVERY)
-    with Training(hosts, cores=EVERY, threads=len(EVERY)) as training:
+    with Training(hosts, EVERY, len(EVERY), bench.device) as training:
         before = frozenset(pids_of(hosts, "train"))
         free = shlex.join([sys.executable, "-c", BURN])
         with ending(Evaluation("evaluation without limits", hosts, before)) as neighbour:
@@ -276,15 +280,20 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="3.75 GB, longer and more windows")
     parser.add_argument("--rounds", type=int, help="pairs of windows for each neighbour (default 4; --full 12)")
     parser.add_argument("--rows", default="trace,work,forced,pages", help="which of them, in this order")
+    parser.add_argument("--device", default="cpu", help="that the training is on: cpu (default) or cuda")
+    parser.add_argument(
+        "--cores", type=int, default=1, help="of the training box, all of them the training's (default 1)"
+    )
     options = parser.parse_args()
-    if os.geteuid() != 0 or sys.platform != "linux" or not REST:
-        sys.exit("harm.py needs root on Linux, and two cores")
+    own = frozenset(sorted(EVERY)[: options.cores])
+    if os.geteuid() != 0 or sys.platform != "linux" or own == EVERY:
+        sys.exit(f"harm.py needs root on Linux, and more than {options.cores} cores")
     missing = [tool for tool in ("scp", "fincore", "taskset", "strace", "mkfs.ext4") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"missing for this benchmark: {' '.join(missing)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # the hosts go down all the same
     os.environ["RF_SIZE"] = "12g" if options.full else "4g"
-    os.sched_setaffinity(0, REST)  # laptop and evaluation box; what the hosts start inherits it
+    os.sched_setaffinity(0, EVERY - own)  # laptop and evaluation box; what the hosts start inherits it
     with tempfile.TemporaryDirectory(prefix="orch-harm-") as name:
         hosts = TestHosts(prefix=f"hm{os.getpid() % 1000}", network="10.97.31", state=Path(name) / "hosts")
         hosts.state.mkdir(mode=0o700)
@@ -295,7 +304,8 @@ def main() -> None:
             rounds = options.rounds or (12 if options.full else 4)
             project = Path(name) / "project"
             late = time.monotonic() + (3600 if options.full else 240)
-            bench = Bench(hosts, project, rounds=rounds, seconds=6.0 if options.full else 3.0, late=late)
+            seconds = 6.0 if options.full else 3.0
+            bench = Bench(hosts, project, rounds, seconds, device=options.device, own=own, late=late)
             measure(bench, WHOLE if options.full else WHOLE // 5, options.rows.split(","))
         finally:
             hosts.down()
@@ -311,8 +321,11 @@ def measure(bench: Bench, size: int, rows: list[str]) -> None:
         (home / "bench").mkdir()
     shutil.copy(bench.hosts.key, home / "bench-key")
     shutil.copy(bench.hosts.known_hosts, home / "bench-known")
-    pin(pids_of(bench.hosts, "train"), OWN)
-    print(f"checkpoint {size} B; load {os.getloadavg()[0]:.1f} on {len(EVERY)} cores", flush=True)
+    pin(pids_of(bench.hosts, "train"), bench.own)
+    print(
+        f"checkpoint {size} B; load {os.getloadavg()[0]:.1f} on {len(EVERY)} cores, {len(bench.own)} of the box",
+        flush=True,
+    )
     known = {"work": while_orch_works, "forced": forced, "pages": pages, "trace": trace}
     lines = [line for row in rows for line in known[row](bench)]
     print(f"load {os.getloadavg()[0]:.1f} at the end")

@@ -27,8 +27,8 @@ def while_looking(bench: Bench, training: Training) -> dict[str, Pairs]:
     def measured(commands: Commands) -> Pairs:
         pairs = alternate(training, commands, bench.rounds, bench.seconds)
         commands.stop()
-        if not commands.count:
-            sys.exit("no command came to its end")
+        if commands.failed or not commands.count:
+            sys.exit(commands.failed or f"{commands.name}: none came to its end")
         print(f"  {commands.count} times, one in {commands.seconds / commands.count:.2f} s", flush=True)
         return pairs
 

@@ -7,6 +7,7 @@ what else happens on the machine falls on both alike.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -30,9 +31,6 @@ from remote_payload.agent import identity, trainers  # noqa: E402
 
 TRAINER = ROOT / "remote_payload" / "trainer" / "train_dflash_pipeline.py"
 EVERY = frozenset(os.sched_getaffinity(0))
-OWN = frozenset({min(EVERY)})
-"""the training's core"""
-REST = EVERY - OWN
 STEP = re.compile(rb"\bstep (\d+)")
 SETTLE = 0.25
 """seconds after stop or go that belong to no window"""
@@ -92,8 +90,9 @@ class Training:
     """The real trainer on the training box."""
 
     hosts: TestHosts
-    cores: Collection[int] = OWN
-    threads: int = 1
+    cores: Collection[int]
+    threads: int
+    device: str
     pid: int = 0
     inside: int = 0
     """its number on its host"""
@@ -106,11 +105,14 @@ class Training:
     def __enter__(self) -> Training:
         words = [sys.executable, str(TRAINER), "--out", "/root/live", "--log", "/root/train.log", "--log-every", "1"]
         words += ["--pidfile", "/root/train.pid", "--texts", "32", "--save-every", "100000000"]
-        words += ["--threads", str(self.threads)]
+        words += ["--threads", str(self.threads), "--device", self.device]
         setting = f"HF_HUB_OFFLINE=1 OMP_NUM_THREADS={self.threads} taskset -c {listed(self.cores)} setsid"
         (self.home / "train.log").unlink(missing_ok=True)
         self.hosts.sh("train", f"cd /root; {setting} {shlex.join(words)} </dev/null >/root/out.log 2>&1 &")
-        wait_for(lambda: self.step() > 20, 120, "the training's first steps")
+        try:
+            wait_for(lambda: self.step() > 20, 120, "the training's first steps")
+        except SystemExit as over:
+            sys.exit(f"{over}\n{(self.home / 'out.log').read_text()[-2000:]}")
         self.inside = int((self.home / "train.pid").read_text())
         self.pid = next(pid for pid in pids_of(self.hosts, "train") if inner(pid) == self.inside)
         self._watched = trainers.Trainer(identity.of_pid(self.pid) or {}, [self.pid])
@@ -135,7 +137,8 @@ class Training:
         time.sleep(seconds)
         after, last, more = self._watched.now(), self.step(), spent(self.hosts, "train", self.pid)
         told = trainers.between(before, after)
-        return Window((last - first) / told.seconds, told.wait or 0.0, (more - used) / told.seconds)
+        wait = math.nan if told.wait is None else told.wait  # a kernel without schedstat: no goal of waiting is reached
+        return Window((last - first) / told.seconds, wait, (more - used) / told.seconds)
 
 
 def inner(pid: int) -> int:
@@ -200,6 +203,7 @@ class Commands(Neighbour):
         self._run = run
         self._over = threading.Event()
         self._typing = threading.Thread()
+        self.failed = ""
         self.count = 0
         self.seconds = 0.0
         """for which something was typed"""
@@ -219,7 +223,11 @@ class Commands(Neighbour):
     def _type(self, over: threading.Event) -> None:
         while not over.is_set():
             began = time.monotonic()
-            self._run()
+            try:
+                self._run()
+            except (SystemExit, Exception) as failure:
+                self.failed = f"{type(failure).__name__}: {failure}"
+                return
             self.count += 1
             self.seconds += time.monotonic() - began
 

@@ -100,7 +100,8 @@ class TestHosts:
 
     def environment(self) -> dict[str, str]:
         """What testhosts.sh needs to know which hosts are meant."""
-        shared = dict.fromkeys((str(CHECKOUT), sys.prefix, sys.base_prefix))
+        more = os.environ.get("RF_SHARE", "").split(":")
+        shared = dict.fromkeys((str(CHECKOUT), sys.prefix, sys.base_prefix, *filter(None, more)))
         own = {
             "PATH": SYSTEM_PATH,
             "RF_PREFIX": self.prefix,
