@@ -4,7 +4,9 @@ Real OpenSSH hosts in network namespaces, the real trainer (root and Linux, 2 co
 core (or --cores), all of it the trainer's; laptop and evaluation box have the others. Windows with orch's work and
 without alternate (stop and go). Waiting is the kernel's own count of the time that the trainer's threads could have run
 and did not.
-Default: windows of 3 s and a checkpoint of 0.75 GB; --full: 6 s, more of them, 3.75 GB.
+Default: 4 pairs of windows of 3 s, a checkpoint of 0.75 GB. --full: 80 pairs of 1.5 s (a machine's own speed may swing
+by a fifth for seconds, so short windows side by side and many of them), 8 of 20 s where commands are typed (as long as
+a look takes on a full core), 3.75 GB; about an hour, a third of it with --goals.
 """
 
 from __future__ import annotations
@@ -90,6 +92,10 @@ class Bench:
     project: Path
     rounds: int
     seconds: float
+    looks: tuple[int, float]
+    """rounds and seconds where commands are typed"""
+    goals: bool
+    """only rows with a goal"""
     device: str
     """that the training is on"""
     own: frozenset[int]
@@ -127,11 +133,14 @@ def while_orch_works(bench: Bench) -> list[Row]:
     nice = shlex.join(["nice", "-n", "19", "sh", "-c", again])
     programs = {
         "direct": bench.shipping("direct"),
+    }
+    rivals = {
         "scp": bench.on_train(again),
         "nice -n 19 scp": bench.on_train(nice),
         "tunnel, with back-off": bench.shipping("tunnel"),
         "relay, with back-off": bench.shipping("relay"),
     }
+    programs |= {} if bench.goals else rivals
     found: dict[str, Pairs] = {}
     with Training(hosts, bench.own, len(bench.own), bench.device) as training:
         alternate(training, Neighbour("nobody", hosts, frozenset(pids_of(hosts, "train"))), bench.rounds, bench.seconds)
@@ -278,7 +287,8 @@ def make_checkpoint(path: Path, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="3.75 GB, longer and more windows")
-    parser.add_argument("--rounds", type=int, help="pairs of windows for each neighbour (default 4; --full 12)")
+    parser.add_argument("--rounds", type=int, help="pairs of windows for each neighbour (default 4; --full 80)")
+    parser.add_argument("--goals", action="store_true", help="only what has a goal, without rivals")
     parser.add_argument("--rows", default="trace,work,forced,pages", help="which of them, in this order")
     parser.add_argument("--device", default="cpu", help="that the training is on: cpu (default) or cuda")
     parser.add_argument(
@@ -301,11 +311,13 @@ def main() -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         hosts.up()
         try:
-            rounds = options.rounds or (12 if options.full else 4)
+            rounds = options.rounds or (80 if options.full else 4)
             project = Path(name) / "project"
             late = time.monotonic() + (3600 if options.full else 240)
-            seconds = 6.0 if options.full else 3.0
-            bench = Bench(hosts, project, rounds, seconds, device=options.device, own=own, late=late)
+            seconds = 1.5 if options.full else 3.0
+            looks = (8, 20.0) if options.full else (rounds, seconds)
+            beside = {"looks": looks, "goals": options.goals, "device": options.device, "own": own}
+            bench = Bench(hosts, project, rounds, seconds, **beside, late=late)
             measure(bench, WHOLE if options.full else WHOLE // 5, options.rows.split(","))
         finally:
             hosts.down()

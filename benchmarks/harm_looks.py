@@ -25,7 +25,7 @@ def while_looking(bench: Bench, training: Training) -> dict[str, Pairs]:
         bench.orch("checkpoints", "--json")
 
     def measured(commands: Commands) -> Pairs:
-        pairs = alternate(training, commands, bench.rounds, bench.seconds)
+        pairs = alternate(training, commands, *bench.looks)
         commands.stop()
         if commands.failed or not commands.count:
             sys.exit(commands.failed or f"{commands.name}: none came to its end")
@@ -34,6 +34,8 @@ def while_looking(bench: Bench, training: Training) -> dict[str, Pairs]:
 
     both = Commands("status, checkpoints", bench.hosts, looks)
     found = {"looks": measured(both)}
+    if bench.goals:
+        return found
     every = both.seconds / both.count / 2
     found["bare"] = measured(Commands("ssh HOST true, as often", bench.hosts, lambda: bare(bench, every)))
     with kept_connection(bench):

@@ -47,9 +47,11 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="nothing scaled down; about an hour on 2 cores")
     parser.add_argument("--only", choices=sorted(PARTS), help="one part")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall", help="what is compared (default wall)")
+    parser.add_argument("--rounds", type=int, help="of what takes turns (3 or 5, more with --full)")
+    parser.add_argument("--rivals", type=int, choices=(2, 4, 8, 16), help="prompts of 16 that the rival's loop does")
     options = parser.parse_args()
     print(f"{set_threads()} threads, torch {torch.__version__}, GFLOP/s at 512x512: {matmul_rates()}", flush=True)
-    measure, rows = Measure(options.full, CLOCKS[options.clock]), []
+    measure, rows = Measure(options.full, CLOCKS[options.clock], options.rounds, options.rivals), []
     for name, part in PARTS.items():
         if options.only in (None, name):
             began = time.monotonic()

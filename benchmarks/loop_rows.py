@@ -53,7 +53,7 @@ def loop_rows(measure: Measure) -> list[Row]:
     tokens = WHOLE if measure.full else 32
     scene = stage()
     rival = package_drafter(oracle, scene.loaded.model)
-    asked = range(0, PROMPTS, 1 if measure.full else 8)
+    asked = range(0, PROMPTS, PROMPTS // (measure.rivals or (PROMPTS if measure.full else 2)))
     online: dict[int, Any] = {}
 
     def ask(indices: range) -> None:

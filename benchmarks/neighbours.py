@@ -132,13 +132,23 @@ class Training:
         return int(found[-1]) if found else 0
 
     def window(self, seconds: float) -> Window:
+        """Of about so many seconds: from the end of a step to the end of another, for a step is 3% of 3 seconds."""
         assert self._watched is not None
-        before, first, used = self._watched.now(), self.step(), spent(self.hosts, "train", self.pid)
+        first, began = self._step_end(seconds)
+        before, used = self._watched.now(), spent(self.hosts, "train", self.pid)
         time.sleep(seconds)
-        after, last, more = self._watched.now(), self.step(), spent(self.hosts, "train", self.pid)
+        last, ended = self._step_end(seconds)
+        after, more = self._watched.now(), spent(self.hosts, "train", self.pid)
         told = trainers.between(before, after)
         wait = math.nan if told.wait is None else told.wait  # a kernel without schedstat: no goal of waiting is reached
-        return Window((last - first) / told.seconds, wait, (more - used) / told.seconds)
+        return Window((last - first) / (ended - began), wait, (more - used) / told.seconds)
+
+    def _step_end(self, seconds: float) -> tuple[int, float]:
+        """(its number, now) once the next step has ended, or so many seconds have gone by without one."""
+        before, deadline = self.step(), time.monotonic() + seconds
+        while (step := self.step()) == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return step, time.monotonic()
 
 
 def inner(pid: int) -> int:
@@ -255,6 +265,15 @@ class Pairs:
         return statistics.median(self.ratios)
 
     @property
+    def likely(self) -> tuple[float, float]:
+        """The ratios between which the median of endless pairs lies, at 95% and without an assumption of their
+        distribution: ranks half of n plus and minus 0.98 times its root (the sign test's interval)."""
+        ordered, far = sorted(self.ratios), 0.98 * math.sqrt(len(self.ratios))
+        middle = (len(ordered) - 1) / 2
+        low, high = math.floor(middle - far), math.ceil(middle + far)
+        return ordered[max(low, 0)], ordered[min(high, len(ordered) - 1)]
+
+    @property
     def wait(self) -> float:
         """Of the time, over all windows with it."""
         return statistics.fmean(window.wait for window in self.with_it)
@@ -265,11 +284,12 @@ class Pairs:
         return statistics.fmean(window.beside for window in self.with_it)
 
     def __str__(self) -> str:
-        least, most = min(self.ratios), max(self.ratios)
+        least, most, (low, high) = min(self.ratios), max(self.ratios), self.likely
         usual = statistics.fmean(window.wait for window in self.without)
         waits = [window.wait for window in self.with_it]
         return (
-            f"{self.name:<28} steps {self.ratio:.3f} ({least:.3f} to {most:.3f}, n {len(waits)}), "
+            f"{self.name:<28} steps {self.ratio:.3f} ({low:.3f} to {high:.3f} at 95%; {least:.3f} to {most:.3f}, "
+            f"n {len(waits)}), "
             f"waits {self.wait:.4f} ({min(waits):.4f} to {max(waits):.4f}), without it {usual:.4f}; "
             f"the box's other processes had {self.beside:.4f} of a core"
         )

@@ -54,6 +54,10 @@ class Measure:
 
     full: bool = False
     clock: Callable[[], float] = time.perf_counter
+    rounds: int | None = None
+    """in place of a work's own number"""
+    rivals: int | None = None
+    """prompts that a slow rival gets of all, in place of its own number"""
 
     def seconds(self, work: Callable[[], Any]) -> float:
         began = self.clock()
@@ -62,7 +66,7 @@ class Measure:
 
     def alternate(self, works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
         """Seconds of each work in each round; a round before them warms up."""
-        return alternating({name: partial(self.seconds, work) for name, work in works.items()}, rounds)
+        return alternating({name: partial(self.seconds, work) for name, work in works.items()}, self.rounds or rounds)
 
 
 def ratio(over: list[float], under: list[float], factor: float = 1.0) -> float:

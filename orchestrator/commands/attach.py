@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.commands.call import Consent, calling, common, with_timeout
+from orchestrator.commands.call import Consent, beside_training, calling, common, with_timeout
 from orchestrator.commands.eval_latest import evaluate
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def attach(
 @click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
+@beside_training
 @with_timeout
 @common
 def rerun(
@@ -53,6 +54,7 @@ def rerun(
     yes: bool,
     dry_run: bool,
     detach: bool,
+    allow_on_training_host: bool,
     as_json: bool,
     verbose: int,
     inventory: Path | None,
@@ -66,5 +68,6 @@ def rerun(
         from orchestrator.workflows import attach as story
 
         found = call.inventory()
-        tell = partial(story.rerun, found, run, host, detach=detach, dry_run=dry_run)
+        how = {"detach": detach, "dry_run": dry_run, "allow_on_training_host": allow_on_training_host}
+        tell = partial(story.rerun, found, run, host, **how)
         evaluate(call, found, tell, yes=yes, dry_run=dry_run, detach=detach)

@@ -148,6 +148,12 @@ def with_timeout(function: Callable[..., None]) -> Callable[..., None]:
     return click.option("--timeout", callback=_duration, metavar="DURATION", help=help_text)(function)
 
 
+def beside_training(function: Callable[..., None]) -> Callable[..., None]:
+    """The option of commands that may start an evaluation."""
+    help_text = "Evaluate on a host where a training runs."
+    return click.option("--allow-on-training-host", is_flag=True, help=help_text)(function)
+
+
 def _duration(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.commands.call import Call, Consent, calling, common, console, with_timeout
+from orchestrator.commands.call import Call, Consent, beside_training, calling, common, console, with_timeout
 from orchestrator.commands.passing_on import pass_on
 from orchestrator.errors import Refused
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--yes", is_flag=True, help="Replace harness files that orch did not put there; they are saved first.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option("-d", "--detach", is_flag=True, help="Start the evaluation and come back.")
-@click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
+@beside_training
 @with_timeout
 @common
 def eval_latest(as_json: bool, verbose: int, inventory: Path | None, timeout: float | None, **flags: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.commands.call import Call, calling, common, with_timeout
+from orchestrator.commands.call import Call, beside_training, calling, common, with_timeout
 from orchestrator.commands.passing_on import pass_on
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _until(context: click.Context, option: click.Parameter, value: str | None) -
     metavar=f"STEP|{ENDS}",
     help="End once all up to this step, or to the end of the training, are evaluated.",
 )
-@click.option("--allow-on-training-host", is_flag=True, help="Evaluate on a host where a training runs.")
+@beside_training
 @with_timeout
 @common
 def watch(as_json: bool, verbose: int, inventory: Path | None, timeout: float | None, **flags: Any) -> None:

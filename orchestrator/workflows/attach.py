@@ -47,6 +47,7 @@ def rerun(
     *,
     detach: bool = False,
     dry_run: bool = False,
+    allow_on_training_host: bool = False,
 ) -> EvalReport:
     """Evaluate the checkpoint of a run once more: a new run, with the harness and the job as they are here now.
 
@@ -56,7 +57,14 @@ def rerun(
     if run.goes_on:
         hint = f"orch attach {run.id} follows it; orch cancel {run.id} ends it"
         raise Refused(f"run {run.id} is {run.state}", hint=hint, host=run.host)
-    options = replace(_options(inventory, run), again=True, checkpoint=run.checkpoint, detach=detach, dry_run=dry_run)
+    options = replace(
+        _options(inventory, run),
+        again=True,
+        checkpoint=run.checkpoint,
+        detach=detach,
+        dry_run=dry_run,
+        allow_on_training_host=allow_on_training_host,
+    )
     return eval_latest(inventory, options, connections, consent, listener)
 
 

@@ -68,7 +68,9 @@ def traced(testhosts, host: str) -> Iterator[Path]:  # type: ignore[no-untyped-d
         yield testhosts.state / host / "fs" / "p" / "tmp" / "trace"
         time.sleep(0.5)
     finally:
-        tracer.terminate()
+        # the tracer inside, by its pid: whoever started it stands between, and would leave it there
+        stop = f"kill $(sed -n 's/^TracerPid:[[:space:]]*//p' /proc/{pid}/status)"
+        testhosts.sh(host, stop, check=False)
         tracer.wait(timeout=10)
 
 

@@ -241,6 +241,9 @@ def test_an_evaluation_beside_a_training_is_refused_unless_allowed(stage: Stage,
         threading.Thread(target=server.serve_forever, daemon=True).start()
         job.write_text(job.read_text() + f"server: http://127.0.0.1:{server.server_port}\n")
         report = stage.json("eval-latest", "--yes", "--host", "train-box", "--allow-on-training-host")
+        again = ("rerun", report["run"]["id"], "--dry-run")
+        assert any("a training runs" in one["reason"] for one in stage.json(*again, code=6)["plan"]["refused"])
+        assert stage.json(*again, "--allow-on-training-host")["plan"]["refused"] == []
         server.shutdown()
     (why,) = [action["why"] for action in report["plan"]["actions"] if action["do"] == "launch"]
     assert "memory kept for it" in why and "is on train-box, where a training runs" in why
