@@ -13,6 +13,7 @@ from orchestrator.actions.ledger import Ledger
 from orchestrator.errors import EvaluationFailed
 from orchestrator.model import Entry, Result, Run
 from orchestrator.ssh.choose import Connections
+from orchestrator.ssh.witness import Gap
 from orchestrator.workflows import reading
 from orchestrator.workflows.look import Look, look_at
 from orchestrator.workflows.scene import Scene
@@ -40,10 +41,12 @@ def collect(scene: Scene, run: Run, connections: Connections, looks: Sequence[di
     files = runs.collect(connections.to(scene.evaluate), scene.evaluate, run.id, scene.inventory.timeouts)
     spec = reading.spec_of(files.get) or {}
     last = look_again(scene, connections, "collect")
-    receipt = receipts.receipt([*_closed(scene, run, reading.windows_of(spec), connections), *looks, last])
-    kept = receipt_files.of_evaluation(receipt, run, scene.run.name)
+    kept = reading.windows_of(spec)
+    unseen = _unseen(scene, kept, reading.beside_of(files.get))
+    receipt = receipts.receipt([*_closed(scene, run, kept, connections), *unseen, *looks, last])
+    ours = receipt_files.of_evaluation(receipt, run, scene.run.name)
     with Ledger.at_home() as ledger:
-        folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **kept})
+        folder = ledger.keep_files(scene.evaluate.name, run.id, {**files, **ours})
         if run.state != "succeeded":
             return None
         try:
@@ -102,6 +105,17 @@ def _closed(scene: Scene, run: Run, kept: list[dict[str, Any]], connections: Con
         return {**one, "after": after, "to": (after or {}).get("at")}
 
     return [*(closed(one) if one["doing"] == "evaluate" else one for one in kept), *last.values()]
+
+
+def _unseen(scene: Scene, kept: list[dict[str, Any]], beside: Sequence[str]) -> list[dict[str, Any]]:
+    """Empty windows for trainings that began between the plan and the evaluation, which nobody saw before it."""
+    seen = {one.get("run") for one in kept if one["doing"] == "evaluate"}
+    gaps = [Gap(since="?", until="?", why="it began after the evaluation was asked for, and before that started")]
+    return [
+        training.window("evaluate", scene.named_there(name), None, None, gaps=gaps)
+        for name in beside
+        if name not in seen and name in scene.inventory.runs
+    ]
 
 
 def earlier(scene: Scene, but: str) -> tuple[Entry, ...]:

@@ -55,6 +55,12 @@ def windows_of(spec: Json) -> list[dict[str, Any]]:
     return [one if windows.is_sound(one) else lost for one in kept] if isinstance(kept, list) else [lost]
 
 
+def beside_of(read: Read) -> list[str]:
+    """Names of the trainings beside which a run was started, as its supervisor saw them then."""
+    told = (_object(read("started.json")) or {}).get("beside")
+    return [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+
+
 def has_succeeded(read: Read) -> bool:
     """Whether the run ended well, by its own last file."""
     return (_object(read("exit.json")) or {}).get("state") == "succeeded"

@@ -181,6 +181,7 @@ class Supervisor:
         value["started_at"] = self.started_at or (None if self.waiting else utc())
         value.update(rung=self.rung, child=incarnation.record(self.child) if self.child else None)
         value["oom_kills"] = limits.oom_kills()
+        value["beside"] = [one["name"] for one in (self.spec.get("beside") or {}).get("trainings", ())]
         scratch.write_json(self._path("started.json"), value)
 
     def _let_go(self) -> None:

@@ -126,6 +126,18 @@ def test_a_damaged_spec_costs_the_receipt_and_not_the_result(desk: Evaluating) -
     assert report["receipt"]["verdict"] == "not_observed" and report["result"]["headline"]["value"] == 1.5
 
 
+def test_a_training_that_began_before_the_evaluation_did_was_not_observed(desk: Evaluating) -> None:
+    assert desk.orch("eval-latest", "--detach").returncode == 0
+    (started,) = (desk.folder / "eval-box" / "orch" / "runs").glob("*/started.json")
+    wait_until(started.with_name("exit.json").exists, 60)
+    (run,) = [name for name in desk.json("status", "--json")["runs"]]
+    document = json.loads(started.read_text())
+    started.write_text(json.dumps({**document, "beside": [run["name"], "nobody's", 7]}))
+    report = desk.json("eval-latest", "--json")
+    assert report["receipt"]["verdict"] == "not_observed"
+    assert any("it began after the evaluation was asked for" in one for one in report["receipt"]["reasons"])
+
+
 def test_of_an_evaluation_that_failed_the_receipt_is_kept_too(desk: Evaluating) -> None:
     (desk.folder / "harness" / "evaluate.py").write_text("raise SystemExit(3)\n")
     report = desk.json("eval-latest", "--json", code=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ def test_one_that_is_allowed_runs_beside_the_training_that_is_there_now(eval_hos
         row = eval_host.end(eval_host.launch(QUICK, trains=trains(tmp_path / "pid", allowed=True))["id"], PATIENCE)
     assert row["state"] == "succeeded", row
     assert "beside dflash" in row["rung"]
+    started = json.loads((eval_host.workdir / "runs" / row["id"] / "started.json").read_text())
+    assert started["beside"] == ["dflash"]
 
 
 def test_a_training_that_ended_since_the_plan_is_no_neighbour_any_more(eval_host: EvalHost, tmp_path: Path) -> None:
