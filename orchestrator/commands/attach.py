@@ -68,6 +68,13 @@ def rerun(
         from orchestrator.workflows import attach as story
 
         found = call.inventory()
-        how = {"detach": detach, "dry_run": dry_run, "allow_on_training_host": allow_on_training_host}
-        tell = partial(story.rerun, found, run, host, **how)
+        tell = partial(
+            story.rerun,
+            found,
+            run,
+            host,
+            detach=detach,
+            dry_run=dry_run,
+            allow_on_training_host=allow_on_training_host,
+        )
         evaluate(call, found, tell, yes=yes, dry_run=dry_run, detach=detach)
