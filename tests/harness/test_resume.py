@@ -49,7 +49,13 @@ def test_any_beginning_of_the_journal_leads_to_the_same_result(share, bench, who
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval_results.json", "progress.jsonl"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGINT, id="interrupted", marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_process_is_taken_up(how, bench, whole, tmp_path):
     out, journal = tmp_path / "eval_results.json", tmp_path / "eval_results.journal.jsonl"
     process = subprocess.Popen(
