@@ -135,7 +135,12 @@ def test_a_training_that_vanished_in_a_window_is_changed_and_nobody_guesses_how(
 
 def test_a_training_that_was_stopped_is_changed(box: Box) -> None:
     child = box.train()
-    found = box.receipt(lambda: child.send_signal(signal.SIGSTOP))
+
+    def meanwhile() -> None:
+        child.send_signal(signal.SIGSTOP)
+        wait_for_state(child.pid, "T")  # a busy machine takes its time to stop one
+
+    found = box.receipt(meanwhile)
     assert found.verdict == "changed" and "from running to stopped" in found.reasons[0]
 
 
