@@ -130,7 +130,7 @@ def test_a_training_that_began_before_the_evaluation_did_was_not_observed(desk: 
     assert desk.orch("eval-latest", "--detach").returncode == 0
     (started,) = (desk.folder / "eval-box" / "orch" / "runs").glob("*/started.json")
     wait_until(started.with_name("exit.json").exists, 60)
-    (run,) = [name for name in desk.json("status", "--json")["runs"]]
+    (run,) = desk.json("status", "--json")["runs"]
     document = json.loads(started.read_text())
     started.write_text(json.dumps({**document, "beside": [run["name"], "nobody's", 7]}))
     report = desk.json("eval-latest", "--json")
