@@ -131,16 +131,13 @@ def while_orch_works(bench: Bench) -> list[Row]:
     """status, checkpoints and shipping, with `ssh HOST true`, scp and plain nice beside them."""
     hosts, again = bench.hosts, f"while :; do {bench.scp()}; done"
     nice = shlex.join(["nice", "-n", "19", "sh", "-c", again])
-    programs = {
-        "direct": bench.shipping("direct"),
-    }
     rivals = {
         "scp": bench.on_train(again),
         "nice -n 19 scp": bench.on_train(nice),
         "tunnel, with back-off": bench.shipping("tunnel"),
         "relay, with back-off": bench.shipping("relay"),
     }
-    programs |= {} if bench.goals else rivals
+    programs = {"direct": bench.shipping("direct"), **({} if bench.goals else rivals)}
     found: dict[str, Pairs] = {}
     with Training(hosts, bench.own, len(bench.own), bench.device) as training:
         alternate(training, Neighbour("nobody", hosts, frozenset(pids_of(hosts, "train"))), bench.rounds, bench.seconds)
@@ -198,6 +195,7 @@ def forced(bench: Bench) -> list[Row]:
             held = alternate(training, neighbour, bench.rounds, bench.seconds)
             if not neighbour.others():
                 print(hosts.sh("train", "cat /root/forced/orch/runs/*/exit.json").stdout)
+    pin(pids_of(hosts, "train"), bench.own)  # as the rows after this one expect it
     return [no_less("steps_beside_forced_evaluation", held.ratio, 0.9)]
 
 
@@ -316,8 +314,7 @@ def main() -> None:
             late = time.monotonic() + (3600 if options.full else 240)
             seconds = 1.5 if options.full else 3.0
             looks = (8, 20.0) if options.full else (rounds, seconds)
-            beside = {"looks": looks, "goals": options.goals, "device": options.device, "own": own}
-            bench = Bench(hosts, project, rounds, seconds, **beside, late=late)
+            bench = Bench(hosts, project, rounds, seconds, looks, options.goals, options.device, own, late)
             measure(bench, WHOLE if options.full else WHOLE // 5, options.rows.split(","))
         finally:
             hosts.down()
